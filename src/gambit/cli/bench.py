@@ -66,8 +66,11 @@ def bench(options: BenchOptions, **flags: str | bool | None) -> int:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder that `gambit bench` wrote.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER", help="What `gambit bench` wrote (default: the newest in runs/).", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
 ) -> int:

@@ -49,15 +49,15 @@ from gambit.config.yaml_file import read_mapping
 from gambit.engines.base import check_engine
 from gambit.errors import StorageError, UserError
 from gambit.events import Json
-from gambit.storage.problems import check_not_empty, columns_of, new_run_folder
+from gambit.storage.problems import check_not_empty, columns_of, new_run_folder, newest_run
 from gambit.storage.run_folder import check_writable
 
 # Returns the environment of the engines, None if the wait for one was called off, and what searches on them.
 Begin: TypeAlias = Callable[[ShouldStop], tuple[Mapping[str, Json] | None, Searches]]
 
 
-def report(folder: Path, *, as_json: bool, with_trees: bool) -> int:
-    made = write_report(folder, with_trees=with_trees)
+def report(folder: Path | None, *, as_json: bool, with_trees: bool) -> int:
+    made = write_report(newest_run(ROWS_FILE) if folder is None else folder, with_trees=with_trees)
     typer.echo(made.to_json() if as_json else made.to_markdown())
     return OK
 

@@ -10,18 +10,33 @@ import typer
 from gambit.answers import Grader
 from gambit.cli.results import Shown, Style
 from gambit.cli.terminal import FAILURE, OK, put, warn
+from gambit.errors import UserError
 from gambit.results.record import replay_log
-from gambit.storage.run_folder import check_writable, find_log, find_logs
+from gambit.storage.files import write_whole
+from gambit.storage.problems import newest_run
+from gambit.storage.run_folder import LOG_FILE, check_replaceable, check_writable, find_log, find_logs
 from gambit.view import write_page
+from gambit.view.race import race
 
 
 def view(
     run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Folder that `gambit solve` wrote, or its log.", show_default=False),
-    ],
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run's folder or log (default: the newest in runs/).", show_default=False),
+    ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(metavar="OTHER", help="With --animate: a run for the same problem.", show_default=False),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page (default: tree.html beside the log).")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page (default: tree.html beside the log).")
+    ] = None,
+    animation: Annotated[
+        Path | None,
+        typer.Option("--animate", metavar="FILE", help="Write an animated SVG of RUN and OTHER side by side instead."),
+    ] = None,
+    expected: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --animate: the right answer, to mark what is right.")
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -30,30 +45,50 @@ def view(
     is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> int:
     """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
-    log = find_log(run)
-    page = out or log.parent / "tree.html"
-    check_writable(page.parent)
-    write_page(log, page, tokenizer)
+    log = _newest_log() if run is None else find_log(run)
+    if animation is not None:
+        page = _animated(log, other, animation, expected)
+    elif other is not None or expected is not None:
+        raise UserError("OTHER and --expected are for an animation: add --animate FILE.svg, or leave them out")
+    else:
+        page = out or log.parent / "tree.html"
+        check_writable(page.parent)
+        write_page(log, page, tokenizer)
     typer.echo(page)
     if is_opened:
         typer.launch(page.resolve().as_uri())
     return OK
 
 
+def _newest_log() -> Path:
+    return max(find_logs(newest_run(LOG_FILE)), key=lambda log: log.stat().st_mtime)
+
+
+def _animated(log: Path, other: Path | None, out: Path, expected: str | None) -> Path:
+    if other is None:
+        raise UserError("an animation shows two searches for one problem: give RUN and OTHER")
+    check_replaceable(out, ".svg")
+    with Grader() as grader:
+        write_whole(out, race((log, find_log(other)), grader.equivalent, expected).encode())
+    return out
+
+
 def replay(
     run: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="RUN", help="The folder of a run or of several, or a log (.jsonl, .gz).", show_default=False
+            metavar="RUN",
+            help="The folder of a run or of several, or a log (default: the newest in runs/).",
+            show_default=False,
         ),
-    ],
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Report whether the log is whole and its vote is that of its traces.")
     ] = False,
 ) -> int:
     """Rebuild a run's result from its event log alone."""
-    logs, code = find_logs(run), OK
+    logs, code = find_logs(newest_run(LOG_FILE) if run is None else run), OK
     style = Style(as_json, has_titles=len(logs) > 1)
     with Grader() as grader:
         for log in logs:

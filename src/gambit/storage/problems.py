@@ -21,6 +21,7 @@ SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
 TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")
 MANY_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 COLUMNS = ("id", "question", "answer")
+RUNS = Path("runs")
 Record = dict[str, object]
 Located = Iterator[tuple[str, Record]]  # where a record stands, and the record
 
@@ -99,7 +100,15 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 def new_run_folder() -> Path:
     """Returns `runs/<UTC time>-<short id>`: folders sort by time, and two runs of one second differ."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    return RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def newest_run(holding: str) -> Path:
+    """Returns the newest folder in `runs/` that holds a file of this name somewhere."""
+    for run in sorted(RUNS.glob("*"), reverse=True):
+        if next(run.rglob(f"{holding}*"), None) is not None:
+            return run
+    raise UserError(f"no folder in {RUNS}/ holds a {holding}: name the folder of a run")
 
 
 # -- text --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ WIDTH, HEIGHT = 800, 500
 LANE_WIDTH, PLOT_TOP, PLOT_HEIGHT, CELLS_TOP, COUNTERS_Y, ANSWER_Y = 368, 84, 216, 314, 376, 440
 LANES_X = (16, 416)
 NUM_FRAMES = 48
+MOST_LETTERS = 8  # of an answer, which shares its line with the count of traces
 SECONDS, SHARE_MOVING = 14.0, 0.72  # of one round; after that the end stands still
 NAMES = {"gambit": "Gambit", "sc": "Plain voting", "step": "STEP", "deepconf": "DeepConf", "slim-sc": "Slim-SC"}
 STYLE = """
@@ -157,7 +158,8 @@ class _Summary:
     def verdict(self) -> str:
         """Returns the answer, with a mark where the right one is known."""
         mark = {True: " ✓", False: " ✗"}[self.is_right] if self.has_truth else ""
-        return f"{self.answer if self.answer is not None else 'no answer'}{mark}"
+        answer = "no answer" if self.answer is None else self.answer
+        return f"{answer if len(answer) <= MOST_LETTERS else answer[:MOST_LETTERS] + '…'}{mark}"
 
     @property
     def count(self) -> str:
@@ -305,9 +307,9 @@ class _Drawing:
 
     def _verdict(self) -> Markup:
         kind = "ok" if self._summary.is_right or not self._summary.has_truth else "no"
-        answer = tag("text", self._summary.verdict, class_="answer", y=ANSWER_Y, style=f"fill:var(--{_COLOUR[kind]})")
-        count = tag("text", self._summary.count, x=130, y=ANSWER_Y - 4)
-        return tag("g", answer, count, class_="z")
+        answer = tag("tspan", self._summary.verdict, class_="answer", style=f"fill:var(--{_COLOUR[kind]})")
+        count = tag("tspan", self._summary.count, dx=16)
+        return tag("text", answer, count, class_="z", y=ANSWER_Y)
 
 
 _COLOUR = {"ok": "right", "no": "wrong"}

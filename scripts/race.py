@@ -1,0 +1,99 @@
+"""Makes docs/race.svg and docs/race.gif: one puzzle by plain voting and by Gambit, from two event logs.
+
+python scripts/race.py          # the SVG again, and its frames as a GIF (needs Chromium and Pillow)
+python scripts/race.py --search # runs the two searches first
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import io
+import re
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from gambit import SearchConfig, Solver, events
+from gambit.answers import Grader
+from gambit.view.race import SECONDS, SHARE_MOVING, race
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+LOGS = tuple(DOCS / "race" / f"{policy}.jsonl.gz" for policy in ("sc", "gambit"))
+QUESTION = (  # test-0025 of the bundled model's puzzles
+    "b = 28; k = 63; n = 83; l = n * k; y = l * b; q = l * y; j = q - k; g = j + y; x = l * g; w = x + l; "
+    "a = w * k; c = x * a; o = x + c; h = n * o; p = h * j; m = x - p; z = l - m; z?"
+)
+ANSWER = "23"
+SIZE = 640, 400
+FRAMES, FRAME_MS, END_MS = 60, 150, 4_000
+
+
+def search() -> None:
+    """Searches with seed 0 and writes the logs; paths of this machine become the name of the bundled model."""
+    with Solver("pawn") as solver, tempfile.TemporaryDirectory() as scratch:
+        for log in LOGS:
+            policy = log.name.partition(".")[0]
+            folder = Path(scratch) / policy
+            solver.solve(QUESTION, SearchConfig(policy=policy, seed=0), out_dir=folder)
+            _pack(folder / "events.jsonl", log)
+
+
+def _pack(found: Path, out: Path) -> None:
+    named = found.with_name("named.jsonl")
+    with events.LogWriter(named) as writer:
+        for event in events.read_log(found):
+            if isinstance(event, events.RunStarted):
+                engine = {**event.environment["engine"], "model": "pawn"}
+                event = replace(event, environment={**event.environment, "engine": engine})
+            writer.write(event)
+    out.parent.mkdir(exist_ok=True)
+    out.write_bytes(gzip.compress(named.read_bytes(), mtime=0))
+
+
+def picture() -> str:
+    with Grader() as grader:
+        return race(LOGS, grader.equivalent, ANSWER)
+
+
+def frames(svg: Path) -> list[bytes]:
+    """Returns PNGs of the moving part, the last one of its end; GIFs have no dark side."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.browser import Browser, find_browser
+
+    browser = find_browser()
+    assert browser is not None, "needs Chromium or Chrome"
+    found = []
+    with tempfile.TemporaryDirectory() as profile, Browser(browser, Path(profile), SIZE) as tab:
+        tab.prefer("light")
+        tab.open(svg)
+        tab.run("document.getAnimations().forEach((each) => each.pause())")
+        for number in range(1, FRAMES + 1):
+            at = 1000 * SECONDS * SHARE_MOVING * number / FRAMES + 1  # the last one shows the end
+            tab.run(f"document.getAnimations().forEach((each) => (each.currentTime = {at:.0f}))")
+            tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            found.append(base64.b64decode(tab.send("Page.captureScreenshot", format="png")["data"]))
+    return found
+
+
+def gif(pngs: list[bytes], out: Path) -> None:
+    from PIL import Image
+
+    images = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
+    palette = images[-1].quantize(64)
+    small = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    durations = [FRAME_MS] * (len(small) - 1) + [END_MS]
+    small[0].save(out, save_all=True, append_images=small[1:], duration=durations, loop=0, optimize=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--search", action="store_true")
+    if parser.parse_args().search:
+        search()
+    (DOCS / "race.svg").write_text(picture(), encoding="utf-8")
+    gif(frames(DOCS / "race.svg"), DOCS / "race.gif")
+    print(re.sub(r".*<title>(.*?)</title>.*", r"\1", picture(), flags=re.DOTALL).strip())
