@@ -325,7 +325,7 @@ def run_pool(
     """One search to its end; gives it and its seconds."""
     from gambit.config import registry
     from gambit.engines.base import SearchSpec
-    from gambit.search.loop import Search, run_searches
+    from gambit.search.loop import Search, SearchBatch
     from gambit.search.pool import Callbacks
     from gambit.text.boundary import BoundaryRule
 
@@ -338,8 +338,14 @@ def run_pool(
     callbacks = Callbacks(lambda said: str(said[-1] % 7), lambda deadline: str.__eq__, ignore)
     search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), callbacks)
     began = time.perf_counter()
-    (done,) = run_searches(engine, [search])
-    return done, time.perf_counter() - began
+    batch = SearchBatch(engine)
+    stopped = batch.add(search)
+    while not stopped:
+        stopped = batch.step()
+    search.conclude()
+    if search.failure is not None:
+        raise search.failure
+    return search, time.perf_counter() - began
 
 
 def ignore(event: object) -> None:

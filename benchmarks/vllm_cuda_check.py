@@ -251,7 +251,7 @@ def pressure(model: str) -> dict:
     """Gambit in a third of the room: nothing queued, every victim right, every invariant."""
     from gambit import events as ev
     from support.engine_setups import PROMPT, RULE
-    from support.searching import check_victims, make_settings, run_one
+    from support.searching import check_ended, check_tree, check_victims, make_settings, run_one
 
     found = {}
     for is_async in (False, True):
@@ -261,9 +261,9 @@ def pressure(model: str) -> dict:
             make_settings(capacity=12, swap_size=3, check_interval=5, warmup_tokens=8, max_new_tokens=120,
                           num_traces=60, budget_tokens=5000),
             prompt=PROMPT, rule=RULE, stop_ids=frozenset(),  # all want four times the room, whatever the noise
-            check=lambda search, event: search.record.tree.check(),
+            check=lambda search, event: check_tree(search.record.tree),
         )  # fmt: skip
-        watched.search.record.tree.check_ended()
+        check_ended(watched.search.record.tree)
         victims = check_victims(watched.events)
         num_queued = sum(isinstance(event, ev.Queued) for event in watched.events)
         assert len(victims) > 5 and not num_queued, (len(victims), num_queued)

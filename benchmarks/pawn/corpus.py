@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.pawn.traces import random_trace
+from benchmarks.pawn.vocabulary import END, ID, PAD, encode, render_prompt
 
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, Puzzle, Split, random_puzzle
-from gambit.pawn.traces import random_trace
-from gambit.pawn.vocabulary import END, ID, PAD, encode, render_prompt
 
 WIDTHS = (256, 384, 576)  # rows are padded to the next of these; the rare longer trace is dropped
 TRACES_PER_PUZZLE = 4  # drawing a puzzle of the right split costs more than a trace

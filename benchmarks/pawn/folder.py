@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from benchmarks.pawn import traces
 from benchmarks.pawn.network import build_tokenizer
 from benchmarks.pawn.pretraining import CurvePoint
 
-from gambit.pawn import traces
 from gambit.pawn.puzzles import Level, Split
 
 if TYPE_CHECKING:

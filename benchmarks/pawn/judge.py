@@ -8,8 +8,9 @@ miscalculated trace from the others could as well name the answer and would need
 import math
 from dataclasses import dataclass
 
+from benchmarks.pawn.traces import MISCALCULATION_RATE, SECOND_LOOK_RATE, State, misreading_rate, verify
+
 from gambit.pawn.puzzles import Puzzle
-from gambit.pawn.traces import MISCALCULATION_RATE, SECOND_LOOK_RATE, State, misreading_rate, verify
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.pawn.vocabulary import (
+from benchmarks.pawn.vocabulary import (
     ASSISTANT,
     CHAT_TEMPLATE,
     END,

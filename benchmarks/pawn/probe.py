@@ -7,12 +7,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
+from benchmarks.pawn.traces import BOUNDARY, faultless_trace, verify
+from benchmarks.pawn.vocabulary import END, ID, PAD, decode, encode, render_prompt
 from torch import Tensor
 from torch.nn import functional as F
 
 from gambit.pawn.puzzles import MODULUS, Level, Puzzle, Split, generate
-from gambit.pawn.traces import BOUNDARY, faultless_trace, verify
-from gambit.pawn.vocabulary import END, ID, PAD, decode, encode, render_prompt
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from benchmarks.pawn.folder import MAX_NEW_TOKENS
 from benchmarks.pawn.judge import FRACTIONS, Judgement, judge
+from benchmarks.pawn.vocabulary import END, decode
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.pawn.puzzles import Split, parse_puzzle
-from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.stats import Ints
 from gambit.storage.folders import locked

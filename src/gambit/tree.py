@@ -276,31 +276,6 @@ class TraceTree:
             trace = self.traces[trace_id]
             trace.waited_steps, trace.waited_seconds = steps, seconds
 
-    # -- the invariants ----------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Asserts what must hold between any two events (docs/how-it-works.md)."""
-        assert self.num_active <= self.capacity, f"{self.num_active} active traces, capacity {self.capacity}"
-        assert sum(map(self.count, TraceState)) == len(self.traces), "a trace is in two states or in none"
-        for trace in self.traces:
-            assert trace.id in self._in_state[trace.state]
-            assert trace.is_live or trace.ended_step is not None, f"trace {trace.id} ended without a step"
-            if trace.parent is None:
-                assert (trace.inherited, trace.depth, trace.root) == (0, 0, trace.id)
-            else:
-                self._check_child(trace, self.traces[trace.parent])
-
-    def _check_child(self, child: Trace, parent: Trace) -> None:
-        assert parent.id < child.id and child.root == parent.root and child.depth == parent.depth + 1
-        assert child.island == parent.island, f"trace {child.id} left the island of its parent"
-        if not parent.is_live:
-            assert child.inherited <= parent.num_tokens, f"child {child.id} inherits tokens that {parent.id} never had"
-
-    def check_ended(self) -> None:
-        """Asserts what must hold at the end of a search."""
-        self.check()
-        assert self.num_live == 0, f"{self.num_live} traces neither ended nor were cancelled"
-
 
 def _by_id(trace: Trace) -> int:
     return trace.id

@@ -28,6 +28,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import save_checkpoint
 from gambit.scorers.mlp import MlpScorer
 from gambit.solver import Solver
+from support.searching import check_ended
 
 pytestmark = pytest.mark.system  # every test runs a command
 REQUIRED = {"answer", "votes", "policy", "seed", "counts", "tokens", "seconds", "stop_reason", "out_dir"}
@@ -386,7 +387,7 @@ def test_ctrl_c_prints_the_best_vote_and_completes_the_log(interrupted: tuple[in
     stored = json.loads((out / "result.json").read_text())
     replayed = replay(out / "events.jsonl", lambda a, b: False)
     assert (replayed.answer, replayed.stop_reason) == (stored["answer"], "interrupted")
-    fold(ev.read_log(out / "events.jsonl")).tree.check_ended()
+    check_ended(fold(ev.read_log(out / "events.jsonl")).tree)
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback(interrupted: tuple[int, str, str, Path]) -> None:

@@ -13,7 +13,6 @@ from gambit.engines.states import embed
 from gambit.errors import UserError
 from gambit.results.record import fold
 from gambit.search.choice import load_policy, options_model
-from gambit.search.loop import run_searches
 from gambit.text.boundary import boundaries
 from gambit.tree import TraceState
 from gambit.types import (
@@ -42,7 +41,7 @@ from support.engine_setups import (
     starting,
     tokens_of,
 )
-from support.searching import POLICY_OPTIONS, make_search, make_settings, run_one
+from support.searching import POLICY_OPTIONS, check_ended, check_tree, make_search, make_settings, run_one, run_searches
 from support.tiny import tiny_model
 
 QUEUE = OnPressure(PressureAction.QUEUE)
@@ -490,10 +489,10 @@ def test_a_search_in_a_third_of_the_room_keeps_every_invariant(start):
         prompt=PROMPT,
         rule=RULE,
         stop_ids=frozenset({0}),
-        check=lambda search, event: search.record.tree.check(),
+        check=lambda search, event: check_tree(search.record.tree),
     )
     tree = watched.search.record.tree
-    tree.check_ended()
+    check_ended(tree)
     assert watched.search.result.counts.evicted >= 3
     assert not [e for e in watched.events if isinstance(e, ev.Queued)]
     for trace in tree.traces:
@@ -511,10 +510,10 @@ def test_islands_survive_a_third_of_the_kv_cache(start):
         prompt=PROMPT,
         rule=RULE,
         stop_ids=frozenset({0}),
-        check=lambda search, event: search.record.tree.check(),
+        check=lambda search, event: check_tree(search.record.tree),
     )
     tree, result = watched.search.record.tree, watched.search.result
-    tree.check_ended()
+    check_ended(tree)
     assert result.stop_reason is StopReason.COMPLETED and result.counts.evicted >= 1
     completed = Counter(trace.island for trace in tree.in_state(TraceState.FINISHED))
     assert all(completed[island] >= 3 for island in range(4))
@@ -658,10 +657,10 @@ def test_every_policy_keeps_every_invariant_and_its_budget_in_little_room(start,
         rule=RULE,
         stop_ids=frozenset({0}),
         vote=load_policy(policy).default_vote.value,
-        check=lambda search, event: search.record.tree.check(),
+        check=lambda search, event: check_tree(search.record.tree),
     )
     tree, result = watched.search.record.tree, watched.search.result
-    tree.check_ended()
+    check_ended(tree)
     assert result.tokens.generated <= 450 and result.error is None
     is_queueing = any(isinstance(e, ev.Queued) for e in watched.events)
     if policy in ("gambit", "step"):

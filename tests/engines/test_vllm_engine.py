@@ -21,7 +21,6 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.search.loop import run_searches
 from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
 from support.engine_setups import (
     GREEDY,
@@ -41,7 +40,7 @@ from support.engine_setups import (
     start_vllm,
     tokens_of,
 )
-from support.searching import check_victims, make_search, make_settings, run_one
+from support.searching import check_ended, check_tree, check_victims, make_search, make_settings, run_one, run_searches
 
 pytestmark = [
     pytest.mark.system,
@@ -108,7 +107,7 @@ def search_on(engine, policy="gambit", **changes):
         prompt=PROMPT,
         rule=RULE,
         stop_ids=frozenset({0}),
-        check=lambda search, event: search.record.tree.check(),
+        check=lambda search, event: check_tree(search.record.tree),
     )
 
 
@@ -184,7 +183,7 @@ def test_in_a_third_of_the_room_nothing_is_preempted_and_every_victim_is_right(p
     options = {"async_scheduling": True} if is_async else {}
     engine = start_vllm(RoundedScorer(), kv_budget_tokens=32 * 12, **options)  # 12 traces need 3 blocks each
     watched = search_on(engine, policy, max_new_tokens=70, num_traces=40, budget_tokens=2500)
-    watched.search.record.tree.check_ended()
+    check_ended(watched.search.record.tree)
     victims = check_victims(watched.events, unscored_first=policy == "step")
     assert len(victims) >= 5
     assert not [e for e in watched.events if isinstance(e, ev.Queued)]
@@ -200,7 +199,7 @@ def test_a_pool_larger_than_the_places_takes_turns(is_async):
     assert engine.info.most_traces == 5
     watched = search_on(engine, "sc", max_new_tokens=70)
     engine.close()
-    watched.search.record.tree.check_ended()
+    check_ended(watched.search.record.tree)
     assert watched.search.result.counts.completed == 12
     waited = [t.waited_steps for t in watched.search.record.tree.traces]
     assert sum(steps == 0 for steps in waited) == 5 and max(waited) > 10
@@ -404,7 +403,7 @@ def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(monkey
         for process in started:  # or somebody sends it there; what it means is the front's to say
             process.send_signal(signal.SIGINT)
         watched = search_on(engine, max_new_tokens=70, num_traces=40, budget_tokens=1500)
-        watched.search.record.tree.check_ended()
+        check_ended(watched.search.record.tree)
         assert len(check_victims(watched.events)) >= 3
         assert check_search(scorer, watched, RULE) > 1e-2, "histories are the same there, however late the front is"
 
@@ -454,7 +453,7 @@ def check_death(engine, started):
     result = watched.search.result
     assert result.stop_reason is StopReason.FAILED and result.error
     record = fold(ev.from_json(ev.to_json(event)) for event in watched.events)
-    record.tree.check_ended()
+    check_ended(record.tree)
     cancelled = [e for e in watched.events if isinstance(e, ev.Cancelled)]
     assert sum(len(e.tokens) for e in cancelled) >= 60, "what was said until then is in the log"
     open_search(engine, 10)

@@ -5,12 +5,13 @@ import itertools
 import json
 
 import pytest
+from benchmarks.pawn.traces import verify
+from benchmarks.pawn.vocabulary import encode, render_prompt
 
 from gambit import SearchConfig, Solver, UserError
 from gambit import events as ev
 from gambit.cli.demo import MEASURED, affordable, unseen_problem
-from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle, verify
-from gambit.pawn.vocabulary import encode, render_prompt
+from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle
 from gambit.results.record import SearchRecord, fold
 from gambit.scorers.checkpoint import read_metadata
 from gambit.text.prompts import encode_problem

@@ -6,12 +6,7 @@ from statistics import fmean
 
 import pytest
 from benchmarks.pawn.judge import FRACTIONS, chance_of_success, judge
-from hypothesis import given
-from hypothesis import strategies as st
-
-from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Puzzle, Split, generate, parse_puzzle
-from gambit.pawn.puzzles import random_puzzle as draw
-from gambit.pawn.traces import (
+from benchmarks.pawn.traces import (
     BOUNDARY,
     HASTY_STEPS,
     MISREADING_RATE,
@@ -27,6 +22,11 @@ from gambit.pawn.traces import (
     random_trace,
     verify,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Puzzle, Split, generate, parse_puzzle
+from gambit.pawn.puzzles import random_puzzle as draw
 from support.tables import table
 
 rngs = st.integers(0, 2**32).map(Random)

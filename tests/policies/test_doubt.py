@@ -26,7 +26,7 @@ from gambit.policies.islands import Islands
 from gambit.results.record import fold
 from gambit.types import StopReason
 from support.scripted import ScriptedEngine
-from support.searching import POOLS, SPREAD, doubt_of, fallback, make_settings, run_one
+from support.searching import POOLS, SPREAD, check_tree, doubt_of, fallback, make_settings, run_one
 
 
 def judged(halfway, spread=SPREAD):
@@ -193,7 +193,7 @@ def test_after_a_split_every_island_keeps_to_itself_and_to_its_places(
     seen = []
 
     def check(search, event):
-        search.record.tree.check()  # no branch crosses islands, none is lost
+        check_tree(search.record.tree)  # no branch crosses islands, none is lost
         if isinstance(event, ev.IslandsSplit):
             seen.append((event.islands, len(search.record.tree.traces)))
 

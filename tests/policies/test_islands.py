@@ -16,12 +16,11 @@ from gambit.engines.eviction import action_on, eviction_order, standing
 from gambit.errors import UserError
 from gambit.policies.base import Start
 from gambit.policies.islands import Gambit, Islands
-from gambit.search.loop import run_searches
 from gambit.types import OnPressure, PressureAction, Sampling, StopReason
 from support import GOLDEN as KEPT
 from support.engine_setups import PROMPT, RULE, STOPS, start_local
 from support.scripted import ScriptedEngine
-from support.searching import make_search, make_settings, run_one
+from support.searching import check_tree, make_search, make_settings, run_one, run_searches
 
 GOLDEN = KEPT / "one_island.jsonl"
 schedules = st.fixed_dictionaries({
@@ -86,7 +85,7 @@ def test_every_island_keeps_to_itself_and_completes_its_share(schedule, pool, co
 
     def check(search, event):
         tree = search.record.tree
-        tree.check()  # no branch crosses islands
+        check_tree(tree)  # no branch crosses islands
         active = Counter(trace.island for trace in tree.tree_view())
         assert all(active[island] <= islands.places(island) for island in islands)
 

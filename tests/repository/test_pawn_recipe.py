@@ -13,13 +13,13 @@ from benchmarks.pawn.network import TINY_SHAPE, build_model, take_over
 from benchmarks.pawn.pretraining import CurvePoint, Recipe, is_failing
 from benchmarks.pawn.probe import Probe, is_product_result
 from benchmarks.pawn.scorers import ScorerPlan
+from benchmarks.pawn.traces import random_trace, verify
 from benchmarks.pawn.train import main
+from benchmarks.pawn.vocabulary import END, ID, PAD, UNKNOWN, VOCABULARY, decode, encode, render_prompt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gambit.pawn import MODEL
 from gambit.pawn.puzzles import Split, generate, parse_puzzle
-from gambit.pawn.traces import random_trace, verify
-from gambit.pawn.vocabulary import END, ID, PAD, UNKNOWN, VOCABULARY, decode, encode, render_prompt
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset
 from support.collected import make_generated

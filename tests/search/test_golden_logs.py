@@ -18,13 +18,12 @@ from gambit.config.options import BranchPoint
 from gambit.config.trust import THOUGHTS, Doubt
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy, options_model
-from gambit.search.loop import run_searches
 from gambit.search.scores import VerifierUse
 from gambit.verifiers.base import Question, ThoughtReading
 from gambit.verifiers.thread import VerifierThread
 from support import GOLDEN
 from support.scripted import DyingVerifier, FunctionVerifier, ScriptedEngine
-from support.searching import POLICY_OPTIONS, fallback, make_search, make_settings
+from support.searching import POLICY_OPTIONS, fallback, make_search, make_settings, run_searches
 
 PATH = GOLDEN / "logs.jsonl.xz"
 FULL, TIGHT = {"kv_tokens": 110}, {"kv_tokens": 80}

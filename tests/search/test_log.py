@@ -15,7 +15,7 @@ from gambit.events import BrokenChainError, Chain
 from gambit.results.record import fold, replay_log
 from gambit.types import EndReason, StopReason, TraceConfidence
 from support.scripted import ScriptedEngine
-from support.searching import make_settings, run_one
+from support.searching import check_ended, make_settings, run_one
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def refused(tmp_path, lines):
 def test_an_untouched_log_is_read(lines, tmp_path):
     record = read(tmp_path, lines)
     assert record.voted is not None and len(lines) > 30
-    record.tree.check_ended()
+    check_ended(record.tree)
 
 
 def test_every_single_line_that_is_missing_doubled_or_moved_is_named(lines, tmp_path):

@@ -16,7 +16,6 @@ from gambit.results.record import fold, replay
 from gambit.results.vote import Consensus
 from gambit.search import limits
 from gambit.search.limits import CHECK_SECONDS
-from gambit.search.loop import run_searches
 from gambit.types import (
     Admission,
     EndReason,
@@ -34,7 +33,7 @@ from gambit.types import (
     TraceKey,
 )
 from support.scripted import PuppetEngine, ScriptedEngine, admit
-from support.searching import absorb, make_search, make_settings, run_one
+from support.searching import absorb, check_ended, make_search, make_settings, run_one, run_searches
 
 
 def endless(**options):
@@ -125,7 +124,7 @@ def test_an_interruption_votes_and_closes_every_search():
     assert {s.result.stop_reason for s in ended} == {StopReason.INTERRUPTED}
     for watched in (first, second):
         assert isinstance(watched.events[-1], ev.Voted)
-        watched.search.record.tree.check_ended()
+        check_ended(watched.search.record.tree)
     assert not engine.running
 
 
@@ -165,7 +164,7 @@ def test_an_engine_that_dies_leaves_a_complete_log_and_raises():
     assert watched.search.result.stop_reason is StopReason.FAILED
     assert "process died" in watched.search.result.error
     record = fold(watched.events)
-    record.tree.check_ended()
+    check_ended(record.tree)
     assert record.stopped.reason is StopReason.FAILED
 
 

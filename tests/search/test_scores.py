@@ -11,7 +11,7 @@ from gambit import events as ev
 from gambit.errors import EngineError
 from gambit.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.results.vote import Consensus
-from gambit.search.loop import Search, SearchBatch, run_searches
+from gambit.search.loop import Search, SearchBatch
 from gambit.search.scores import VerifierUse
 from gambit.types import (
     EndReason,
@@ -26,7 +26,7 @@ from gambit.types import (
 from gambit.verifiers.base import Question
 from gambit.verifiers.thread import VerifierThread
 from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, PuppetEngine, admit
-from support.searching import absorb, make_search, make_settings, run_one
+from support.searching import absorb, make_search, make_settings, run_one, run_searches
 
 SETTINGS = {"capacity": 3, "swap_size": 1, "check_interval": 2, "warmup_tokens": 1}
 SCORES = {0: 0.9, 1: 0.5, 2: 0.2, 3: 0.8, 4: 0.7}  # the verifier's, by trace; the engine thinks the opposite

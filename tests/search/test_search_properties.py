@@ -13,6 +13,8 @@ from support.scripted import ScriptedEngine
 from support.searching import (
     FIXED,
     all_options,
+    check_ended,
+    check_tree,
     make,
     options,
     run_one,
@@ -25,9 +27,9 @@ from support.searching import (
 def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap):
     engine = ScriptedEngine(**schedule)
     wanted = make(choice, swap)
-    watched = run_one(engine, wanted, check=lambda search, event: search.record.tree.check())
+    watched = run_one(engine, wanted, check=lambda search, event: check_tree(search.record.tree))
     tree, result = watched.search.record.tree, watched.search.result
-    tree.check_ended()
+    check_ended(tree)
     ends = (TraceState.FINISHED, TraceState.PRUNED, TraceState.GHOST, TraceState.CANCELLED)
     assert sum(tree.count(state) for state in ends) == len(tree.traces)
     counts = result.counts

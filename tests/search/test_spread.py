@@ -22,7 +22,7 @@ from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.types import StopReason
 from support.scripted import FunctionVerifier, ScriptedEngine, is_sound
-from support.searching import doubt_of, fallback, make_header, make_search, make_settings, plain, run_one
+from support.searching import check_ended, doubt_of, fallback, make_header, make_search, make_settings, plain, run_one
 
 pytestmark = pytest.mark.contract
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
@@ -102,7 +102,7 @@ def test_engines_together_record_what_one_engine_does(script, pool, end, num_eng
     alone = run_one(ScriptedEngine(**script, own_noise=True), wanted)
     spread = SpreadRun(wanted, script, num_engines)
     fold(spread.events)  # what a replay does
-    spread.merged.record.tree.check_ended()
+    check_ended(spread.merged.record.tree)
     result, expected = spread.result, alone.search.result
     if wanted.policy == "gambit" or wanted.num_traces <= wanted.capacity:
         assert plain(spread.events) == plain(alone.events)
@@ -123,7 +123,7 @@ def test_when_memory_is_short_the_log_is_still_whole_and_counts_every_token(scri
     wanted = pool_settings({**pool, "max_new_tokens": 12 + pool["max_new_tokens"]}, end)
     spread = SpreadRun(wanted, {**script, "kv_tokens": kv_tokens}, num_engines)
     fold(spread.events)
-    spread.merged.record.tree.check_ended()
+    check_ended(spread.merged.record.tree)
     [*_, last] = (event for event in spread.events if isinstance(event, ev.Sample))
     assert last.generated == spread.result.tokens.generated
     if wanted.budget_tokens is not None:

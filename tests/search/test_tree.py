@@ -9,7 +9,7 @@ from gambit.results.record import SearchRecord
 from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
-from support.searching import make_header, make_settings  # isort: skip
+from support.searching import check_ended, check_tree, make_header, make_settings  # isort: skip
 from support.tables import table
 
 
@@ -17,7 +17,7 @@ def grown(*events, capacity=4):
     tree = TraceTree(capacity, Aggregation.MEAN)
     for event in events:
         tree.apply(event)
-        tree.check()
+        check_tree(tree)
     return tree
 
 
@@ -164,7 +164,7 @@ def test_the_bookkeeping_identity_of_the_papers_example():
         completed += 1
     for trace in running():
         apply(ev.Cancelled(step, trace, ()))
-    record.tree.check_ended()
+    check_ended(record.tree)
     counts = record.counts
     assert created == len(record.tree.traces) == 1595
     assert (counts.roots, counts.branched) == (256, 1339)
@@ -274,20 +274,20 @@ def broken(change, *events):
 )
 def test_the_invariants_find_what_is_wrong(change, message):
     with pytest.raises(AssertionError, match=message):
-        broken(change).check()
+        check_tree(broken(change))
 
 
 def test_the_invariants_of_what_has_ended():
     gone = ev.Cancelled(2, 0, (1,))
     tree = broken(lambda tree: None, gone)
     with pytest.raises(AssertionError, match="1 traces neither ended nor were cancelled"):
-        tree.check_ended()
+        check_ended(tree)
     with pytest.raises(AssertionError, match="trace 0 ended without a step"):
-        broken(lambda tree: setattr(tree.traces[0], "ended_step", None), gone).check()
+        check_tree(broken(lambda tree: setattr(tree.traces[0], "ended_step", None), gone))
     with pytest.raises(AssertionError, match="child 1 inherits tokens that 0 never had"):
-        broken(lambda tree: setattr(tree.traces[1], "inherited", 2), gone).check()
+        check_tree(broken(lambda tree: setattr(tree.traces[1], "inherited", 2), gone))
     tree.apply(ev.Cancelled(2, 1, ()))
-    tree.check_ended()
+    check_ended(tree)
     assert tree.num_live == 0 and tree.num_active == 0
 
 

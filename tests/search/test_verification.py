@@ -15,6 +15,7 @@ from gambit.results.record import fold, replay
 from gambit.solver import Solver
 from gambit.types import Aggregation, Problem, StopReason
 from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, is_sound
+from support.searching import check_ended
 
 pytestmark = pytest.mark.contract
 PUZZLES = [puzzle for puzzle, _ in zip(generate(Split.DEV, 0, Level.EASY), range(4), strict=False)]
@@ -246,7 +247,7 @@ def test_asynchronous_tournaments_take_what_has_arrived():
     assert first.step > 3 * QUICK["check_interval"]
     assert max(first.step - ended for ended in first.ended_steps) > QUICK["check_interval"]
     assert not result.verifier.is_repeatable and result.verifier.lost is None
-    fold(events).tree.check_ended()
+    check_ended(fold(events).tree)
     scores = judged_scores(events)
     tree = fold(events).tree
     for trace in tree.in_state(tree.traces[0].state.FINISHED):

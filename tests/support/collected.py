@@ -7,10 +7,10 @@ from pathlib import Path
 from random import Random
 
 import torch
+from benchmarks.pawn.traces import random_trace, verify
+from benchmarks.pawn.vocabulary import END, ID, encode
 
 from gambit.pawn.puzzles import Puzzle, Split, generate
-from gambit.pawn.traces import random_trace, verify
-from gambit.pawn.vocabulary import END, ID, encode
 from gambit.storage.folders import locked
 from gambit.training.storage import (
     CollectionWriter,

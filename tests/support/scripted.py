@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from benchmarks.pawn.traces import verify
 
 from gambit.engines.base import EngineInfo, SearchSpec
 from gambit.engines.confidence import ConfidenceTracks
-from gambit.pawn import parse_puzzle, verify
+from gambit.pawn import parse_puzzle
 from gambit.types import (
     Admission,
     Aggregation,

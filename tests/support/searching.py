@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,12 @@ from gambit.engines.base import Engine, SearchSpec
 from gambit.policies.base import TraceView, requirements_of
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy, options_model
-from gambit.search.loop import Search, SearchBatch, run_searches
+from gambit.search.loop import Search, SearchBatch
 from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.text.boundary import BoundaryRule
-from gambit.tree import TraceState
-from gambit.types import Aggregation, PoolSettings, Sampling, StepBatch
+from gambit.tree import Trace, TraceState, TraceTree
+from gambit.types import Aggregation, PoolSettings, Sampling, StepBatch, StopReason
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 
@@ -113,6 +113,69 @@ def make_search(
     )
     watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), callbacks, verifier))
     return watched
+
+
+def run_searches(
+    engine: Engine,
+    searches: Iterable[Search],
+    *,
+    concurrency: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Search]:
+    """Drives searches in this thread, up to `concurrency` in one batch with room, and yields each with its result.
+
+    Whatever ends the iteration early, every begun search gets its vote and the end of its log.
+    """
+    coming, batch = iter(searches), SearchBatch(engine)
+    reason, failure = StopReason.INTERRUPTED, None
+    try:
+        while True:
+            while len(batch.running) < concurrency and batch.has_room and (search := next(coming, None)) is not None:
+                yield from _concluded(batch.add(search))
+            if not batch.running or should_stop():
+                break
+            yield from _concluded(batch.step())
+    except Exception as error:
+        reason, failure = StopReason.FAILED, str(error)
+        raise
+    finally:
+        left = list(_concluded(batch.stop_all(reason, failure)))
+    yield from left
+
+
+def _concluded(stopped: Iterable[Search]) -> Iterator[Search]:
+    """Concludes each search; re-raises its own failure."""
+    for search in stopped:
+        search.conclude()
+        if search.failure is not None:
+            raise search.failure
+        yield search
+
+
+def check_tree(tree: TraceTree) -> None:
+    """Asserts what must hold between any two events (docs/how-it-works.md)."""
+    assert tree.num_active <= tree.capacity, f"{tree.num_active} active traces, capacity {tree.capacity}"
+    assert sum(map(tree.count, TraceState)) == len(tree.traces), "a trace is in two states or in none"
+    for trace in tree.traces:
+        assert trace.id in tree._in_state[trace.state]
+        assert trace.is_live or trace.ended_step is not None, f"trace {trace.id} ended without a step"
+        if trace.parent is None:
+            assert (trace.inherited, trace.depth, trace.root) == (0, 0, trace.id)
+        else:
+            _check_child(trace, tree.traces[trace.parent])
+
+
+def _check_child(child: Trace, parent: Trace) -> None:
+    assert parent.id < child.id and child.root == parent.root and child.depth == parent.depth + 1
+    assert child.island == parent.island, f"trace {child.id} left the island of its parent"
+    if not parent.is_live:
+        assert child.inherited <= parent.num_tokens, f"child {child.id} inherits tokens that {parent.id} never had"
+
+
+def check_ended(tree: TraceTree) -> None:
+    """Asserts what must hold at the end of a search."""
+    check_tree(tree)
+    assert tree.num_live == 0, f"{tree.num_live} traces neither ended nor were cancelled"
 
 
 def run_one(engine: Engine, settings: SearchSettings, **options: object) -> Watched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -312,40 +312,3 @@ class Meter:
             seconds_scheduling=self.scheduling,
             seconds_search=self.search,
         )
-
-
-def run_searches(
-    engine: Engine,
-    searches: Iterable[Search],
-    *,
-    concurrency: int = 1,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Search]:
-    """Drives searches in this thread, up to `concurrency` in one batch with room, and yields each with its result.
-
-    Whatever ends the iteration early, every begun search gets its vote and the end of its log.
-    """
-    coming, batch = iter(searches), SearchBatch(engine)
-    reason, failure = StopReason.INTERRUPTED, None
-    try:
-        while True:
-            while len(batch.running) < concurrency and batch.has_room and (search := next(coming, None)) is not None:
-                yield from _concluded(batch.add(search))
-            if not batch.running or should_stop():
-                break
-            yield from _concluded(batch.step())
-    except Exception as error:
-        reason, failure = StopReason.FAILED, str(error)
-        raise
-    finally:
-        left = list(_concluded(batch.stop_all(reason, failure)))
-    yield from left
-
-
-def _concluded(stopped: Iterable[Search]) -> Iterator[Search]:
-    """Concludes each search; re-raises its own failure."""
-    for search in stopped:
-        search.conclude()
-        if search.failure is not None:
-            raise search.failure
-        yield search

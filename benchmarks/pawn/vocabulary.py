@@ -3,8 +3,9 @@
 import re
 from string import ascii_lowercase
 
+from benchmarks.pawn.traces import BOUNDARY, CHECK, THINK_END, WAIT
+
 from gambit.pawn.puzzles import MODULUS
-from gambit.pawn.traces import BOUNDARY, CHECK, THINK_END, WAIT
 
 PAD, END, UNKNOWN, USER, ASSISTANT, THINK = "<pad>", "<|end|>", "<unk>", "<|user|>", "<|assistant|>", "<think>"
 SPECIAL = (PAD, END, UNKNOWN, USER, ASSISTANT)
