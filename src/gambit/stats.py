@@ -176,3 +176,10 @@ def sigmoid(logit: float) -> float:
 def all_sigmoids(logits: Floats) -> Floats:
     found: Floats = 1 / (1 + np.exp(-np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT)))
     return found
+
+
+def drawn(weights: Floats, num: int, offset: float) -> list[int]:
+    """Returns how often each is drawn, `num` times in all: systematic resampling, at `offset` of each N-th."""
+    places = np.searchsorted(np.cumsum(weights), (np.arange(num) + offset) / num, side="right")
+    # The weights' sum may fall short of 1 in its last digit.
+    return [int(count) for count in np.bincount(np.minimum(places, len(weights) - 1), minlength=len(weights))]

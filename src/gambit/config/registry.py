@@ -11,9 +11,13 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
+        "adaptive": "gambit.policies.adaptive:Adaptive",
+        "beam-search": "gambit.policies.beam_search:BeamSearch",
         "best-of-n": "gambit.policies.baselines:BestOfN",
         "deepconf": "gambit.policies.deepconf:DeepConf",
+        "dvts": "gambit.policies.dvts:Dvts",
         "gambit": "gambit.policies.islands:Gambit",
+        "particle-filtering": "gambit.policies.particles:ParticleFiltering",
         "sc": "gambit.policies.baselines:SelfConsistency",
         "slim-sc": "gambit.policies.slim_sc:SlimSc",
         "single": "gambit.policies.baselines:Single",

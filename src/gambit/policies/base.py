@@ -81,6 +81,7 @@ class TraceView:
     island: int = 0
     answer: str | None = None  # once it has finished
     confidence: TraceConfidence | None = None  # once it has finished, where the policy requires it
+    root: int = 0  # the trace that it descends from, or itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,7 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
         island=trace.island,
         answer=trace.answer,
         confidence=trace.confidence,
+        root=trace.root,
     )
 
 
