@@ -18,7 +18,16 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
 
-from gambit.answers.spelling import are_compatible, number_form, numeral_form, same_number, split_unit, tidy, ungrouped
+from gambit.answers.spelling import (
+    DATE,
+    are_compatible,
+    number_form,
+    numeral_form,
+    same_number,
+    split_unit,
+    tidy,
+    ungrouped,
+)
 
 MAX_ANSWER_LENGTH = 2000  # a longer "answer" is prose; also keeps a request within one pipe buffer, so no write blocks
 MAX_ROUNDS = 20  # of rewriting; what has not settled by then is hostile
@@ -43,7 +52,8 @@ class Value:
     name: str = ""  # x in "x = 5"
 
     def __str__(self) -> str:
-        sign = {"percent": "%", "degree": r"^\circ"}.get(self.unit, f" {self.unit}" if self.unit else "")
+        signs = {"percent": "%", "degree": r"^\circ", "'": "'", "''": "''"}
+        sign = signs.get(self.unit, f" {self.unit}" if self.unit else "")
         return f"{self.name}{'=' if self.name else ''}{self.body}{sign}"
 
 
@@ -241,6 +251,7 @@ EQUALS = re.compile(r"(?<![<>!:])=|\\approx(?![A-Za-z]) ?|\\in(?![A-Za-z]) ?")
 WORDS = r"(?:[A-Z]{2,4}|[A-Za-z]{3,})(?: [A-Za-z]+)*"  # xy = 5 is an equation, AB = 5 a length
 SEGMENT = r"(?:m ?)?\\(?:angle|overline|vec|bar|hat|triangle) ?\{?[A-Za-z]+\}?|\|[A-Z]{1,2}\||\[[A-Z]{3,6}\]"
 CALL = rf"{LETTER}(?:\^\{{-1\}})?\([^()=]*\)"
+INTEGER = re.compile(r"-?[0-9]{1,99}")
 NAME = re.compile(rf"{LETTER}|{WORDS}|{SEGMENT}|{CALL}|\({LETTER}(?:, ?{LETTER})+\)")
 
 
@@ -251,8 +262,12 @@ def _split_name(text: str) -> tuple[str, str]:
         return "", text
     if NAME.fullmatch(parts[0]):
         return parts[0].replace(", ", ","), parts[-1]
-    is_sum = all(CONSTANT.fullmatch(part) for part in parts[:-1])
-    return "", parts[-1] if is_sum else text
+    if not all(CONSTANT.fullmatch(part) for part in parts[:-1]):
+        return "", text
+    if len(parts) == 2 and VARIABLE.fullmatch(parts[1]) and not CONSTANT.fullmatch(parts[1]):  # 5 = x
+        return parts[1], parts[0]
+    is_contradiction = len({int(part) for part in parts if INTEGER.fullmatch(part)}) > 1  # 1 = 2
+    return "", text if is_contradiction else parts[-1]
 
 
 UNION = re.compile(r"\\cup(?![A-Za-z]) ?")
@@ -299,7 +314,10 @@ def _plus_minus(text: str, depth: int) -> Form | None:
     return _list(_distinct(_read(sign, depth + 1) for sign in (plus, PLUS_MINUS.sub("-", text))))
 
 
-CHOICE = re.compile(r"\(?(?P<early>[A-Da-d])\)?|\((?P<middle>[E-Je-j])\)|\((?P<late>[K-Z])\)")
+CHOICE = re.compile(
+    r"(?:(?i:option|choice) ?)?(?:\(?(?P<early>[A-Da-d])\)?|\((?P<middle>[E-Je-j])\)|\((?P<late>[K-Z])\))"
+    r"|(?i:option|choice) (?P<named>[A-Z])"
+)
 CLOCK = re.compile(r"[0-9]{1,2}:[0-5][0-9]")
 LABEL = re.compile(r"[A-Z]{2,4}")  # a segment or an angle, by its points
 PROSE = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]+(?:[ '’-][A-Za-z]+)*+")
@@ -310,6 +328,8 @@ def _value(text: str) -> Value:
         return Value(choice[choice.lastgroup or 0].upper(), Kind.WORD)
     if (numeral := numeral_form(text)) is not None:
         return Value(numeral, Kind.NUMBER if number_form(numeral) else Kind.WORD)
+    if DATE.fullmatch(text):  # no sum and no fraction; zeros before days and months are not compared
+        return Value(re.sub("(?<![0-9-])0+(?=[0-9]+/)", "", text), Kind.WORD)
     if LABEL.fullmatch(text) or PROSE.fullmatch(text):
         return Value(text if text.isupper() else text.casefold(), Kind.WORD)
     body, unit = split_unit(text)
@@ -372,11 +392,16 @@ def _same_body(first: Value, second: Value, algebra: Algebra) -> bool:
     if first.body == second.body:
         return True
     kinds = {first.kind, second.kind}
-    if Kind.WORD in kinds or ("=" in first.body) != ("=" in second.body):
+    if Kind.WORD in kinds or _is_equation(first.body) != _is_equation(second.body):
         return False
     if kinds == {Kind.NUMBER}:
         return same_number(first.body, second.body)
     return algebra(first.body, second.body)
+
+
+def _is_equation(body: str) -> bool:
+    """Returns False where the sign stands in braces, as below a sum."""
+    return len(split_outside(body, EQUALS)) > 1
 
 
 def _same_group(first: Group, second: Group, algebra: Algebra) -> bool:

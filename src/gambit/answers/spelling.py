@@ -111,6 +111,8 @@ def numeral_form(text: str) -> str | None:
 
 
 _ALIASES = {
+    "'": "′",  # of an angle or a foot
+    "''": "″",  # of an angle or an inch
     **{unit: f"{unit}s" for unit in ("acre", "day", "month", "pint", "quart", "ton", "week")},
     "meter": "m meters metre metres",
     "centimeter": "cm centimeters centimetre centimetres",
@@ -158,10 +160,13 @@ _ALIASES = {
 }
 UNIT_OF = {alias: unit for unit, aliases in _ALIASES.items() for alias in (unit, *aliases.split()) if alias}
 CURRENCIES = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
+DATE = re.compile(r"[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}|[0-9]{4}-[0-9]{2}-[0-9]{2}")
 TEMPERATURES = ("celsius", "fahrenheit")
 SHAPES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
 PRICE = re.compile(r"(?P<sign>[-+]?) ?\\?(?P<currency>[$€£¥₹]) ?(?P<amount>.+)")
+PRIMES = re.compile(rf"(?P<amount>[-+]?{UNSIGNED}) ?(?P<primes>'{{1,2}}|[′″])")
+PRIMES_OF = ({"'", "minute"}, {"'", "foot"}, {"''", "second"}, {"''", "inch"})
 DEGREES = re.compile(r"(?P<head>.+)\^\\circ ?(?P<scale>[CF]?)")
 TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 WORD = r"[A-Za-z¢]++\.?(?:\^\{?[23]\}?)?"
@@ -181,6 +186,8 @@ def split_unit(text: str) -> tuple[str, str]:
         return text[:-1].rstrip("\\ "), "percent"
     if (clock := HALF_DAY.fullmatch(text)) is not None:
         return clock["head"], f"{clock['half'].lower()}m"
+    if (angle := PRIMES.fullmatch(text)) is not None:
+        return angle["amount"], UNIT_OF[angle["primes"]]
     degrees = DEGREES.fullmatch(text)
     if degrees is not None and not TRIGONOMETRY.search(text):
         return degrees["head"], {"C": "celsius", "F": "fahrenheit"}.get(degrees["scale"], "degree")
@@ -237,7 +244,7 @@ def are_compatible(first: str, second: str) -> bool:
     """Returns whether equal answers may have these units: a missing unit matches any, different units do not match."""
     if first == second or not first or not second:
         return True
-    return {first, second} in ({"degree", scale} for scale in TEMPERATURES)
+    return {first, second} in (*PRIMES_OF, *({"degree", scale} for scale in TEMPERATURES))
 
 
 # -- notation --------------------------------------------------------------------------------------------------
@@ -251,6 +258,7 @@ UNICODE = str.maketrans(
         "½": " 1/2 ", "⅓": " 1/3 ", "⅔": " 2/3 ", "¼": " 1/4 ", "¾": " 3/4 ", "⅕": " 1/5 ", "⅖": " 2/5 ",
         "⅗": " 3/5 ", "⅘": " 4/5 ", "⅙": " 1/6 ", "⅚": " 5/6 ", "⅛": " 1/8 ", "⅜": " 3/8 ", "⅝": " 5/8 ", "⅞": " 7/8 ",
     }
+    | {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}  # full width
 )  # fmt: skip
 END = r"(?![A-Za-z])"
 TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname)"
@@ -272,14 +280,17 @@ REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"\\neq{END}|!=", r"\\ne "),
         (rf"\\lt{END}", "<"),
         (rf"\\gt{END}", ">"),
-        (rf"\\varnothing{END}", r"\\emptyset "),
+        (rf"\\varnothing{END}|\\\{{ ?\\\}}", r"\\emptyset "),
+        (r"√ ?([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
+        (r"∛ ?([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z]))", r"\\sqrt[3]{\1}"),
+        (r"√ ?(?=\{)", r"\\sqrt"),
         (r"(?:\{\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", r"^\\circ "),
         (rf"\\[dtc]frac{END}", r"\\frac"),
         (rf"\\dbinom{END}|\\tbinom{END}", r"\\binom"),
         (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
         (rf"(?<![\\A-Za-z])(?:, ?)?(and|or){END}", r"\\l\1 "),
         (rf"(?<![\\A-Za-z])(pi|infty){END}", r"\\\1 "),
-        (rf"(?<![\\A-Za-z])({FUNCTIONS}){END}(?=\s*[A-Za-z0-9({{\\])", r"\\\1 "),
+        (rf"(?<![\\A-Za-z])({FUNCTIONS}){END}(?=\s*[A-Za-z0-9({{\\_])", r"\\\1 "),
         (r"(?<![A-Za-z0-9\\])C\( ?([0-9]+) ?, ?([0-9]+) ?\)", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
         (r"\^ ?(-?[0-9]+\.[0-9]+|-[0-9]+|[0-9]{2,})", r"^{\1}"),
@@ -287,6 +298,10 @@ REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\S)\*(?=\S)|(?<=\S) \* (?=\S)", r"\\cdot "),
         (r"\\(frac|sqrt|binom) +(?=[0-9{\\])", r"\\\1"),
         (r"\\(frac|sqrt)([0-9])", r"\\\1{\2}"),
+        (rf"\\binom(?:(?=[0-9])| (?=[A-Za-z]{END}))([0-9A-Za-z]) ?", r"\\binom{\1}"),
+        (r"(\\binom\{[^{}]*\}) ?([0-9A-Za-z])", r"\1{\2}"),
+        (r"\{ ?([^{}\\]+?) ?\\choose ?([^{}\\]+?) ?\}", r"\\binom{\1}{\2}"),
+        (r"^([0-9A-Za-z]+) ?\\choose ?([0-9A-Za-z]+)$", r"\\binom{\1}{\2}"),
         (r"\\frac\\pi ?", r"\\frac{\\pi}"),
         (r"(\\frac\{[^{}]*\}) ?([0-9A-Za-z])", r"\1{\2}"),
         (r"(\\frac\{[^{}]*\}) ?(\\pi)(?![A-Za-z])", r"\1{\2}"),

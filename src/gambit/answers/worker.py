@@ -164,6 +164,7 @@ def _verifies(gold: "Basic", other: "Basic") -> bool:
 def _parse(expression: str) -> "list[Basic]":
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
+    from sympy import nan, zoo
 
     # Units are off: math-verify takes the t of 3t for one.
     normalization = NormalizationConfig(
@@ -172,7 +173,24 @@ def _parse(expression: str) -> "list[Basic]":
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
     latex = f"${_to_latex(expression)}$"
     parsed: list[Basic] = parse(latex, [config], fallback_mode="no_fallback", parsing_timeout=None)
-    return parsed
+    return [_as_meant(expression) for expression in parsed if not expression.has(zoo, nan)]  # 1/0 is no value
+
+
+def _as_meant(expression: "Basic") -> "Basic":
+    """Returns an expression with real odd roots of negative numbers, and with i for the imaginary unit in numbers.
+
+    Beside other symbols i may be a unit vector or an index.
+    """
+    from sympy import I, Pow
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+
+    def is_odd_root(part: "Basic") -> bool:
+        is_power = isinstance(part, Pow) and part.exp.is_Rational and part.exp.q % 2 == 1 and part.exp.q > 1
+        return bool(is_power and part.base.is_number and part.base.is_negative)
+
+    if [symbol.name for symbol in expression.free_symbols] == ["i"] and not expression.has(ExprWithLimits):
+        expression = expression.subs(expression.free_symbols.pop(), I)
+    return expression.replace(is_odd_root, lambda part: (-1) ** part.exp.p * (-part.base) ** part.exp)
 
 
 def _to_latex(expression: str) -> str:
@@ -271,15 +289,19 @@ def _is_same(first: "Expr", second: "Expr") -> bool:
 
 
 def _same_number(first: "Basic", second: "Basic") -> bool | None:
-    """Compares exact numbers by evaluation, None for others: simplifying large powers takes seconds."""
-    from sympy import Expr, Float
+    """Compares exact numbers by evaluation, None for others: simplifying large powers takes seconds.
 
-    if not all(isinstance(part, Expr) and part.is_number and not part.has(Float) for part in (first, second)):
+    A decimal is taken as written, for 0.1 + 0.2 is 0.3; if that does not make it equal, it may still be a rounded one.
+    """
+    from sympy import Expr, Float, Rational
+
+    if not all(isinstance(part, Expr) and part.is_number for part in (first, second)):
         return None
-    left, right = first.doit(), second.doit()
+    left, right = (part.replace(lambda x: x.is_Float, lambda x: Rational(str(x))).doit() for part in (first, second))
     if left == right:
         return True
-    return False if left.is_Rational and right.is_Rational else None
+    is_exact = not first.has(Float) and not second.has(Float)
+    return False if is_exact and left.is_Rational and right.is_Rational else None
 
 
 def _claim_stdout() -> BinaryIO:
