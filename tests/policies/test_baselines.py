@@ -24,7 +24,7 @@ from gambit.types import (
 from support.scripted import PuppetEngine, ScriptedEngine, admit
 from support.searching import absorb, make_search, make_settings, run_one
 
-ALL = ["best-of-n", "deepconf", "gambit", "sc", "single", "slim-sc", "step"]
+ALL = ["best-of-n", "deepconf", "gambit", "gambit-authors", "sc", "single", "slim-sc", "step"]
 
 
 def drive(steps, settings, **options):

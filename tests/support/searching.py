@@ -36,7 +36,8 @@ NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 POLICY_OPTIONS = {
     "best-of-n": [{}],
     "deepconf": [{"warmup_traces": 3, "window_tokens": 4, "percentile": 50}, {"warmup_traces": 2}],
-    "gambit": [{}],
+    "gambit": [{}, {"parents": "random"}, {"views": "coupled"}],
+    "gambit-authors": [{}, {"parents": "random"}],
     "sc": [{}],
     "single": [{}],
     "slim-sc": [
@@ -240,7 +241,7 @@ options = st.fixed_dictionaries({
 })  # fmt: skip
 
 CONSENSUS = [None, Consensus(None, 1), Consensus(0.7, 2)]
-FIXED = [name for name in POLICY_OPTIONS if name != "gambit"]
+FIXED = [name for name in POLICY_OPTIONS if not name.startswith("gambit")]
 with_policy = st.sampled_from(
     [(name, options_model(load_policy(name))(**given)) for name, ways in POLICY_OPTIONS.items() for given in ways]
 )

@@ -86,8 +86,8 @@ def test_rows_advance_like_scalars(steps: list[list[int]], has_think_tag: bool) 
     one_by_one = [THINKING] * 9
     flags = np.array(one_by_one, dtype=np.uint8)
     for tokens in steps:
-        flags, is_boundary = tables.advance_rows(flags, np.array(tokens, dtype=np.int32))
-        moved = [advance(rule, before, token) for before, token in zip(one_by_one, tokens, strict=True)]
+        flags, is_boundary = tables.advance_rows(flags, np.array(tokens, dtype=np.int32), np.ones(9, np.int64))
+        moved = [advance(rule, before, token, 1) for before, token in zip(one_by_one, tokens, strict=True)]
         one_by_one = [after for after, _ in moved]
         assert flags.tolist() == one_by_one
         assert is_boundary.tolist() == [boundary for _, boundary in moved]
@@ -96,7 +96,7 @@ def test_rows_advance_like_scalars(steps: list[list[int]], has_think_tag: bool) 
 def test_rows_take_padding_for_plain_tokens_and_leave_their_input_alone() -> None:
     flags = np.array([THINKING | AFTER_NEWLINE] * 3, dtype=np.uint8)
     before = flags.copy()
-    new, is_boundary = ThoughtTables(RULE).advance_rows(flags, np.array([-1, -7, 10**6]))
+    new, is_boundary = ThoughtTables(RULE).advance_rows(flags, np.array([-1, -7, 10**6]), np.ones(3, np.int64))
     assert new.tolist() == [THINKING] * 3
     assert not is_boundary.any()
     assert (flags == before).all()
@@ -154,8 +154,46 @@ def test_thoughts_that_are_lines_end_at_every_newline_but_at_an_empty_line_once(
 
 
 def test_a_boundary_rule_that_nothing_knows_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="'sentence': use blank-line or line"):
-        boundary_rule(tiny(), name="sentence")
+    for name in ("paragraph", "stride:", "stride:0", "stride:-3", "stride:1.5", "stride:9999999"):
+        with pytest.raises(UserError, match=f"unknown boundary rule '{name}': use blank-line, .*stride:32"):
+            boundary_rule(tiny(), name=name)
+
+
+def test_thoughts_by_the_authors_rule_end_at_every_token_with_a_blank_line_and_after_the_thinking_too() -> None:
+    tokenizer = tiny()
+    text = "so we check.\n\n\n\nthen x\n\n</think>\n\nanswer is 5.\n\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found, flags = boundaries(boundary_rule(tokenizer, name="blank-line-token"), ids)
+    assert found == [i for i, token in enumerate(ids) if "\n\n" in tokenizer.decode([token])]
+    assert len(found) > len(boundaries(boundary_rule(tokenizer), ids)[0]) and flags & THINKING
+    newline = tokenizer.encode("\n", add_special_tokens=False)
+    assert len(newline) == 1 and boundaries(boundary_rule(tokenizer), newline * 2)[0] == [1]
+    assert boundaries(boundary_rule(tokenizer, name="blank-line-token"), newline * 2)[0] == []
+
+
+def test_thoughts_that_are_sentences_end_with_the_blank_after_a_full_stop() -> None:
+    tokenizer = tiny()
+    ids = tokenizer.encode("so x is 3.14 then. is it y? no.\n\nso z", add_special_tokens=False)
+    found, _ = boundaries(boundary_rule(tokenizer, name="sentence"), ids)
+    assert len(found) == 3
+    texts = [tokenizer.decode(ids[: i + 1]) for i in found]
+    assert [text.count("?") for text in texts] == [0, 1, 1] and not any(text.endswith("3.") for text in texts)
+
+
+@pytest.mark.parametrize("stride", [1, 4, 32])
+def test_thoughts_of_a_stride_have_its_length_until_the_thinking_ends(stride: int) -> None:
+    tokenizer = tiny()
+    rule = boundary_rule(tokenizer, name=f"stride:{stride}")
+    plain, end = rule.vocab_size - 1, rule.think_end
+    tokens = [plain] * 70 + [end] + [plain] * 70
+    found, flags = boundaries(rule, tokens)
+    assert found == list(range(stride - 1, 70, stride)) and not flags & THINKING
+    rows, tables = np.array([THINKING], np.uint8), ThoughtTables(rule)
+    marks = []
+    for length, token in enumerate(tokens, 1):
+        rows, is_boundary = tables.advance_rows(rows, np.array([token]), np.array([length]))
+        marks += [length - 1] * bool(is_boundary[0])
+    assert marks == found
 
 
 class _WithoutNewlines:

@@ -60,8 +60,9 @@ SEARCH_PANELS = (
     Panel("Limits", SearchConfig,
           ("budget_tokens", "budget_seconds", "budget_traces", "consensus_stop", "first_traces")),
     Panel("Advanced: search", SearchConfig, (
-        "preset", "islands", "swap_size", "check_interval", "warmup_tokens", "swap_margin", "hard_floor",
-        "child_temperature", "branch_point", "ghost_parents", "consensus_min_traces", "confidence_window",
+        "compat", "preset", "islands", "swap_size", "check_interval", "warmup_tokens", "swap_margin", "hard_floor",
+        "child_temperature", "branch_point", "ghost_parents", "boundary", "own_limit",
+        "consensus_min_traces", "confidence_window",
     )),
     Panel("Advanced: prompt and sampling", SearchConfig,
           ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),

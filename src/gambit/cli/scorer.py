@@ -63,7 +63,7 @@ class CollectOptions(CheckedModel):
         "-1", description="layers to store, such as -1,-9; -1 is the last, after its norm; none: for verifiers"
     )
     state_position: Literal["before", "boundary", "both"] = Field("both", description="which states to store")
-    boundary: str = Field("blank-line", description="where a thought ends: blank-line, or line: one thought a line")
+    boundary: str = Field("blank-line", description="where a thought ends: blank-line, line, sentence or stride:N")
     confidence: bool = Field(True, description="store token confidence too: the baseline of `eval`")
     max_new_tokens: int | None = Field(None, ge=1, le=MANY, description="longest trace (default: the model's)")
     temperature: float | None = Field(None, ge=0, le=100, description=PRESENT)

@@ -54,6 +54,16 @@ class PresetSource(StrEnum):
     PAPER = "paper"  # C = 256, K = 16, Δ = 200, w = 12,000
 
 
+class Compat(StrEnum):
+    """Another program whose rules a search follows."""
+
+    AUTHORS = "authors"  # the public code of the method's authors
+
+
+# Options that `compat: authors` fills where they are left open. docs/policies.md has the rules and their reasons.
+_BY_AUTHORS = {"boundary": "blank-line-token", "own_limit": True}
+
+
 class CheckedModel(BaseModel):
     """Base of options from flags, files and calls: every validation error becomes a one-sentence UserError."""
 
@@ -73,6 +83,9 @@ class SearchConfig(CheckedModel):
 
     policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
+    compat: Compat | None = Field(
+        None, description="authors: decide, cut thoughts, vote and prompt as the authors' public code does"
+    )
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Traces | None = Field(None, description="stop after this many completed traces; default: capacity")
@@ -103,6 +116,14 @@ class SearchConfig(CheckedModel):
     ghost_parents: bool = Field(False, description="let evicted traces be parents (their prefix is recomputed)")
 
     max_new_tokens: Tokens | None = Field(None, description="most tokens of a trace, inherited ones included")
+    own_limit: bool = Field(
+        False, description="count only a child's own tokens against --max-new-tokens; the context bounds the whole"
+    )
+    boundary: str | None = Field(
+        None,
+        description="where thoughts end: blank-line, blank-line-token, line, sentence or stride:N (every N tokens); "
+        "default: as the scorer was trained",
+    )
     temperature: Temperature | None = Field(None, description="of sampling; 0 is greedy")
     top_p: TopP | None = Field(None, description="nucleus sampling; 1 switches it off")
     top_k: TokensOrNone | None = Field(None, description="most likely tokens to sample from; 0 switches it off")
@@ -140,6 +161,25 @@ class SearchConfig(CheckedModel):
         None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
     )
     enable_thinking: bool = Field(True, description="let the model think first, where its template has the choice")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follows_compat(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Fills what `compat` decides; options that are given stay as they are."""
+        if values.get("compat") != Compat.AUTHORS:
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        is_ours = given.get("policy", "gambit") == "gambit"
+        return {**_BY_AUTHORS, **given, **({"policy": "gambit-authors"} if is_ours else {})}
+
+    @field_validator("boundary")
+    @classmethod
+    def _is_boundary(cls, value: str | None) -> str | None:
+        from gambit.text.boundary import check_boundary_rule  # not before it is needed: it imports numpy
+
+        if value is not None:
+            check_boundary_rule(value)
+        return value
 
     @field_validator("consensus_stop")
     @classmethod

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from gambit.config.options import (
     BranchPoint,
+    Compat,
     MinP,
     PoolSize,
     PresetSource,
@@ -60,7 +61,7 @@ class Preset:
         return dataclasses.replace(self, swap_size=None, check_interval=None, warmup_tokens=None)
 
 
-PAPER = Preset(capacity=256, swap_size=16, check_interval=200, warmup_tokens=12_000)
+PAPER = Preset(capacity=256, swap_size=16, check_interval=200, warmup_tokens=12_000, max_new_tokens=60_000)
 _PAPER_MODELS = ("qwen3-4b-thinking-2507", "deepseek-r1-0528-qwen3-8b", "phi-4-reasoning-plus")
 
 
@@ -77,7 +78,8 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
     """Returns the user's, else the model's, else the default for boxed answers; None for none."""
-    return _first(config.system_prompt, preset.system_prompt, DEFAULT_SYSTEM_PROMPT) or None
+    usual = DEFAULT_SYSTEM_PROMPT.removesuffix(".") if config.compat is Compat.AUTHORS else DEFAULT_SYSTEM_PROMPT
+    return _first(config.system_prompt, preset.system_prompt, usual) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class SearchSettings:
     doubt: Doubt | None = None  # None: the pool stays as it is
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
     part: SearchPart | None = None  # None: all of the search
+    own_limit: bool = False  # max_new_tokens are a child's own
 
     @property
     def num_first(self) -> int:
@@ -135,6 +138,8 @@ class SearchSettings:
         options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
         values = dataclasses.asdict(dataclasses.replace(self, policy_options=None, part=None))
         del values["part"], values["pool"]
+        if not self.own_limit:
+            del values["own_limit"]  # as in older logs
         return values | dataclasses.asdict(self.pool) | {"policy_options": options}
 
 
@@ -186,6 +191,7 @@ def resolve(
         doubt=doubt,
         hard_floor=(_first(config.hard_floor, usual_floor) or None) if is_probability else None,
         child_temperature=config.child_temperature,
+        own_limit=config.own_limit,
         branch_point=config.branch_point,
         ghost_parents=config.ghost_parents,
         max_new_tokens=max_new_tokens,

@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "deepconf": "gambit.policies.deepconf:DeepConf",
         "dvts": "gambit.policies.dvts:Dvts",
         "gambit": "gambit.policies.islands:Gambit",
+        "gambit-authors": "gambit.policies.authors:AuthorsGambit",
         "particle-filtering": "gambit.policies.particles:ParticleFiltering",
         "sc": "gambit.policies.baselines:SelfConsistency",
         "slim-sc": "gambit.policies.slim_sc:SlimSc",

@@ -7,15 +7,33 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
+from pydantic import Field
+
+from gambit.config.options import CheckedModel
 from gambit.config.presets import SearchPart, SearchSettings
 from gambit.policies.base import Decision, PoolView, Prune, Requirements, ScoreUse, SplitBy, Start, TraceView, Wake
 from gambit.policies.doubt import Doubting
-from gambit.policies.tournament import Tournament
+from gambit.policies.tournament import ParentChoice, Tournament
 from gambit.results.vote import VoteKind
 from gambit.tree import LIVE
 from gambit.types import OnPressure, PoolSettings, PressureAction
+
+
+class Views(StrEnum):
+    """The traces that tournaments see when the KV cache is full."""
+
+    DECOUPLED = "decoupled"  # ghosts too, so that memory does not change the competition
+    COUPLED = "coupled"  # an ablation: a trace that loses its memory leaves the pool, which is then filled up
+
+
+class GambitOptions(CheckedModel):
+    """Ablations: what tournaments do without scores, and without ghosts."""
+
+    parents: ParentChoice = Field(ParentChoice.SCORE, description="which traces branch: score (the best) or random")
+    views: Views = Field(Views.DECOUPLED, description="decoupled: evicted traces keep their places; coupled: none does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +51,14 @@ class Gambit:
     # With later thoughts heavier: 0.6 points (0.1 to 1.1) above the plain score on pawn, 2.6 (1.3 to 3.9) with a worse
     # scorer, never below it on an LLM (benchmarks/results/islands_noise.json, islands_settings.json).
     default_vote: ClassVar[VoteKind] = VoteKind.POSITION
+    Options: ClassVar[type[GambitOptions]] = GambitOptions
     islands: Islands
     tournament: Tournament  # of one island
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Gambit | Doubting:
-        pool = settings.pool
+        pool, own = settings.pool, settings.options_of(GambitOptions)
+        action = PressureAction.PRUNE if own.views is Views.COUPLED else PressureAction.GHOST
         tournament = Tournament(
             settings.capacity,
             pool.swap_size,
@@ -49,6 +69,8 @@ class Gambit:
             hard_floor=settings.hard_floor,
             ghost_parents=settings.ghost_parents,
             branch_point=settings.branch_point,
+            on_pressure=OnPressure(action),
+            lot=settings.sampling.seed if own.parents is ParentChoice.RANDOM else None,
         )
         policy = cls(Islands.of(settings), tournament).with_pool(pool)
         return policy if settings.doubt is None else Doubting(policy, settings.doubt)
@@ -64,7 +86,7 @@ class Gambit:
                 self.tournament,
                 swap_size=max(1, round(pool.swap_size / pool.islands)),
                 warmup_tokens=pool.warmup_tokens,
-                on_pressure=OnPressure(PressureAction.GHOST, spares_islands=pool.islands > 1),
+                on_pressure=dataclasses.replace(self.tournament.on_pressure, spares_islands=pool.islands > 1),
             ),
         )
 
@@ -125,7 +147,7 @@ class Gambit:
         vacancies = min(self.islands.places(island) - len(traces), missing - len(live))
         if not live:
             return [Start(vacancies, self.tournament.on_pressure, island=island)] if vacancies > 0 else []
-        return self.tournament.tournament(traces, vacancies) if self.tournament.is_due(step) else []
+        return self.tournament.tournament(traces, vacancies, step) if self.tournament.is_due(step) else []
 
 
 @dataclass(frozen=True, slots=True)

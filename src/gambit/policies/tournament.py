@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gambit.config.options import BranchPoint
 from gambit.policies.base import Branch, Decision, Evict, PoolView, Prune, Start, TraceView
@@ -13,6 +15,13 @@ from gambit.types import OnPressure, PressureAction
 
 AS_GHOST = OnPressure(PressureAction.GHOST)
 FLOOR_THOUGHTS = 8  # scored thoughts before the hard floor may act: a mean of fewer is mostly noise
+
+
+class ParentChoice(StrEnum):
+    """The way in which a tournament chooses parents among the traces that may be one."""
+
+    SCORE = "score"  # the best
+    RANDOM = "random"  # an ablation: drawn by lot, while victims still go by their scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +44,26 @@ class Tournament:
     ghost_parents: bool = False
     branch_point: BranchPoint = BranchPoint.LAST_TOKEN
     on_pressure: OnPressure = AS_GHOST
+    lot: int | None = None  # parents are drawn by this seed instead of by score: an ablation
 
     def decide(self, view: PoolView) -> list[Decision]:
         """Returns the decisions of the main loop: C traces at the start, then a tournament every Δ steps."""
         if view.num_created == 0:
             return [Start(self.capacity, self.on_pressure)]
-        return self.tournament(view.traces, self.capacity - len(view.traces)) if self.is_due(view.step) else []
+        if not self.is_due(view.step):
+            return []
+        return self.tournament(view.traces, self.capacity - len(view.traces), view.step)
 
     def is_due(self, step: int) -> bool:
         return step % self.check_interval == 0
 
-    def tournament(self, active: Sequence[TraceView], vacancies: int) -> list[Decision]:
+    def tournament(self, active: Sequence[TraceView], vacancies: int, step: int) -> list[Decision]:
         """Ranks the active traces and reallocates places; `vacancies` is C - N, or less."""
         ranked = self.ranked(active)
         parents = [trace for trace in ranked if self.can_parent(trace)]  # B
+        if self.lot is not None and parents:
+            doomed = ranked[len(ranked) - self.swap_size :] if vacancies <= 0 else []
+            parents = by_lot([trace for trace in parents if trace not in doomed], self.lot, step + parents[0].id)
         decisions: list[Decision]
         if vacancies > 0:  # case 1, under capacity: the best branch once each, as many as there are places
             decisions = [self.branch(parent) for parent in parents[:vacancies]]
@@ -101,6 +116,11 @@ class Tournament:
             for trace in running[1:]
             if score_of(trace) < self.hard_floor and trace.num_scored >= FLOOR_THOUGHTS
         ]
+
+
+def by_lot(traces: Sequence[TraceView], seed: int, moment: int) -> list[TraceView]:
+    """Returns the traces in a random order, which depends on the seed and the moment."""
+    return random.Random(f"{seed} {moment}").sample(traces, len(traces))
 
 
 def score_of(trace: TraceView) -> float:

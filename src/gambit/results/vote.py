@@ -20,6 +20,7 @@ class VoteKind(StrEnum):
     MAJORITY = "majority"  # one each
     CONCISE = "concise"  # one each; a tie goes to the answer with the shortest trace (Slim-SC)
     SCORE = "score"  # its score
+    SCORE_OR_ONE = "score-or-one"  # its score; without one 1, as in the authors' code
     POSITION = "position"  # its mean score with later thoughts heavier
     BEST = "best"  # its score, and an answer is worth as much as its best trace (best of N)
     # DeepConf: its token confidence, over the whole trace, its last window, its lowest 10 % of windows, its lowest one
@@ -33,7 +34,11 @@ class VoteKind(StrEnum):
 
     @property
     def needs_scores(self) -> bool:
-        return self in (VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
+        return self.sums_scores or self is VoteKind.BEST
+
+    @property
+    def sums_scores(self) -> bool:
+        return self in (VoteKind.SCORE, VoteKind.SCORE_OR_ONE, VoteKind.POSITION)
 
     @property
     def needs_confidence(self) -> bool:
@@ -199,6 +204,9 @@ def _weight(tree: TraceTree, trace: Trace, kind: VoteKind) -> float | None:
         return None if trace.confidence is None else float(getattr(trace.confidence, measure))
     if kind is VoteKind.POSITION:
         return trace.score.position_weighted
+    if kind is VoteKind.SCORE_OR_ONE:
+        score = tree.score_of(trace)
+        return 1.0 if score is None else score
     return tree.score_of(trace) if kind in (VoteKind.SCORE, VoteKind.BEST) else 1.0
 
 
@@ -218,15 +226,14 @@ def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:
     """Returns the most that one trace can add to its answer; None without a bound, or if weights do not add up."""
     if kind in (VoteKind.MAJORITY, VoteKind.CONCISE):
         return 1.0
-    return 1.0 if kind in (VoteKind.SCORE, VoteKind.POSITION) and is_probability else None
+    return 1.0 if kind.sums_scores and is_probability else None
 
 
 def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probability: bool) -> None:
     """Raises if `certain` is impossible for this vote."""
     if consensus is None or consensus.fraction is not None or most_weight(kind, is_probability=is_probability):
         return
-    is_scored = kind in (VoteKind.SCORE, VoteKind.POSITION)
-    why = ": the scorer's scores are no probabilities" if is_scored else ""
+    why = ": the scorer's scores are no probabilities" if kind.sums_scores else ""
     raise UserError(
         f"consensus_stop = 'certain' cannot be known with the vote {kind.value!r}, where one trace may outweigh all "
         f"others{why}. Use --vote majority, or a share such as --consensus-stop 0.95"

@@ -12,7 +12,7 @@ from gambit.config.presets import SearchSettings
 from gambit.policies.base import Requirements
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord
-from gambit.results.vote import Consensus, VoteKind, is_settled
+from gambit.results.vote import Consensus, is_settled
 from gambit.search.scores import Scores
 from gambit.tree import TraceState, TraceTree
 from gambit.types import StopReason
@@ -170,7 +170,7 @@ def is_over(
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
     vote = record.vote(equivalent)
-    unseen = UNSEEN if is_probability and record.vote_kind in (VoteKind.SCORE, VoteKind.POSITION) else 0.0
+    unseen = UNSEEN if is_probability and record.vote_kind.sums_scores else 0.0
     return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements), unseen)
 
 

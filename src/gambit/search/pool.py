@@ -210,6 +210,7 @@ class TracePool:
             child,
             sampling=dataclasses.replace(child.sampling, temperature=temperature),
             inherited=decision.inherited,
+            max_new_tokens=self._limit_of(decision.inherited),
             parent=None if is_ghost else parent_key,
             prefix=self._ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=score,
@@ -219,6 +220,14 @@ class TracePool:
         self._unsent.append(child)
         self._root_noise.append(self._root_noise[parent.root])
         self.emit(ev.Branched(at, key.trace, parent.id, decision.inherited, temperature))
+
+    def _limit_of(self, inherited: int) -> int:
+        """Returns how long a child may get, the inherited part included."""
+        most = self._settings.max_new_tokens
+        if not self._settings.own_limit:
+            return most
+        room = self._engine.info.context_tokens - len(self._record.started.prompt_tokens)
+        return min(inherited + most, room)
 
     def _end(self, decision: Prune | Evict, at: int) -> None:
         kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted

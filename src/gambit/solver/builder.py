@@ -167,7 +167,7 @@ class SearchBuilder:
         spec = SearchSpec(
             self._num_searches,
             tokens,
-            continued(rule_for(parts.rule, thinks=plan.thinks), prefix),
+            continued(rule_for(parts.rule_of(config), thinks=plan.thinks), prefix),
             parts.stop_ids,
             keeps_histories=settings.ghost_parents,
             confidence_window=window,
@@ -231,7 +231,8 @@ class SearchBuilder:
             return None
         messages = (ChatMessage(role="user", content=question),) if isinstance(question, str) else tuple(question)
         lag, vote = options.verifier_lag, vote_of(config, parts.judge.aggregation)
-        is_last = parts.judge.aggregation is Aggregation.LAST and vote in (VoteKind.SCORE, VoteKind.BEST)
+        uses_last = vote.needs_scores and vote is not VoteKind.POSITION
+        is_last = parts.judge.aggregation is Aggregation.LAST and uses_last
         return VerifierUse(
             parts.verifier,
             Question(messages, prompt_tokens),

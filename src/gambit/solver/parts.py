@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from gambit.answers import Grader
-from gambit.config.options import EngineConfig
+from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import Engine, start_engine
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.checkpoint import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
-from gambit.text.boundary import boundary_rule, check_boundary_rule
+from gambit.text.boundary import BoundaryRule, boundary_rule, check_boundary_rule
 from gambit.text.prompts import stop_ids
 from gambit.verifiers.base import Verifier, VerifierInfo
 from gambit.verifiers.names import VerifierName, parse_scorer
@@ -43,6 +43,7 @@ class SolverParts:
             self.host = SearchHost(lambda: start_engine(engine_config, self.source, self.scorer))
             started.callback(self.host.close)
             self.rule = boundary_rule(self.engine.tokenizer, name=self.scorer.info.boundary_rule)
+            self._rules = {self.scorer.info.boundary_rule: self.rule}
             self.stop_ids = stop_ids(self.engine.tokenizer, models.end_ids(self.source))
             if self.verifier is not None:
                 self.verifier.wait()
@@ -50,6 +51,13 @@ class SolverParts:
             advice = "give a scorer that was trained for it, or leave --scorer out"
             check_fit(made_for(self.scorer.info), model, advice)
             self.close = started.pop_all().close
+
+    def rule_of(self, config: SearchConfig) -> BoundaryRule:
+        """Returns the rule that cuts the thoughts of a search. Rules are kept, since a vocabulary takes a while."""
+        name = config.boundary or self.scorer.info.boundary_rule
+        if name not in self._rules:
+            self._rules[name] = boundary_rule(self.engine.tokenizer, name=name)
+        return self._rules[name]
 
     @property
     def engine(self) -> Engine:

@@ -58,7 +58,9 @@ class Layout:
         """Feeds the thought detectors; returns the rows that ended a thought, and those with a stop token."""
         is_boundary, has_stopped = np.zeros((2, len(tokens)), np.bool_)
         for at, detector, stops in self._detectors:
-            table["flags"][at], is_boundary[at] = detector.advance_rows(table["flags"][at], tokens[at])
+            table["flags"][at], is_boundary[at] = detector.advance_rows(
+                table["flags"][at], tokens[at], table["num_tokens"][at] + 1
+            )
             has_stopped[at] = np.isin(tokens[at], stops)
         return is_boundary, has_stopped
 

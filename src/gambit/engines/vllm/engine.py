@@ -237,8 +237,8 @@ class VllmEngine:
         is_short = len(tokens) <= _DETECTOR_MEMORY
         flags = rule.start if is_short else THINKING * trace.is_thinking_at(len(tokens))
         is_boundary = False
-        for token in tokens[-_DETECTOR_MEMORY:]:
-            flags, is_boundary = advance(rule, flags, token)
+        for length, token in enumerate(tokens[-_DETECTOR_MEMORY:], max(len(tokens) - _DETECTOR_MEMORY, 0) + 1):
+            flags, is_boundary = advance(rule, flags, token, length)
         return flags, is_boundary and trace.scored_length < len(tokens)
 
     def _drop(self, trace: SubmittedTrace) -> None:

@@ -170,12 +170,13 @@ class TraceTable:
         self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         """Returns the detectors' flags after these tokens, and which of them are boundaries."""
+        lengths = rows["num_tokens"] + 1
         if len(self._detectors) == 1:
-            return self._detectors[0].advance_rows(rows["flags"], tokens)
+            return self._detectors[0].advance_rows(rows["flags"], tokens, lengths)
         flags, is_boundary = rows["flags"].copy(), np.zeros(len(rows), np.bool_)
         for rule in np.unique(rows["rule"]):
             at = rows["rule"] == rule
-            flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at])
+            flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at], lengths[at])
         return flags, is_boundary
 
     def _score(self, report: StepReport, values: RowValues, ended: npt.NDArray[np.int64], *, fed: int) -> list[str]:
