@@ -136,6 +136,8 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
         "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
         "stopped": STOP_WORDS[result.stop_reason],
     }
+    if result.vote_warnings:
+        facts["in doubt"] = "; ".join(result.vote_warnings)
     if (waiting := result.waiting).traces:
         facts["waiting"] = (
             f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "

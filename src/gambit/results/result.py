@@ -187,6 +187,7 @@ class SearchSharing:
 
 
 NOTHING_READ = SearchSharing()
+LEAST_ISLAND = 8  # votes of an island, on average, from which on it is the scorer that made it agree with itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,30 @@ class SearchResult:
     @property
     def num_islands(self) -> int:
         return 1 if self.pool is None else self.pool.islands
+
+    @property
+    def vote_warnings(self) -> tuple[str, ...]:
+        """Returns what speaks against the winner without any label: the count of traces, and the islands.
+
+        A scorer that ranks the wrong way round leads each island to a mistake of its own.
+        """
+        if not self.votes:
+            return ()
+        winner, most = self.votes[0], max(self.votes, key=lambda entry: entry.traces)
+        found = []
+        if most.traces > winner.traces:
+            found.append(
+                f"the scorer overrules the majority: {winner.answer!r} has {winner.traces} traces and {most.answer!r} "
+                f"{most.traces}, by weight {winner.weight:.2f} to {most.weight:.2f}"
+            )
+        num_traces = sum(entry.traces for entry in self.votes)
+        is_alone = self.num_islands > 1 and 2 * winner.islands <= self.num_islands
+        if is_alone and num_traces >= LEAST_ISLAND * self.num_islands:
+            found.append(
+                f"only {winner.islands} of {self.num_islands} islands found {winner.answer!r}: where that is so of "
+                "many problems the scorer misleads the search, compare with --policy sc"
+            )
+        return tuple(found)
 
     def _repr_html_(self) -> str:
         """Returns the display of a notebook: the answer, the vote table, the tree."""

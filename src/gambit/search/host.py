@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 from collections import deque
@@ -59,7 +60,11 @@ class SearchHost:
         self._inbox: queue.SimpleQueue[SearchTicket | None] = queue.SimpleQueue()
         self._line: deque[SearchTicket] = deque()  # taken in, not begun
         self._tickets: dict[Search, SearchTicket] = {}
-        self._voting = ThreadPoolExecutor(1, thread_name_prefix="gambit-votes")
+        self._process = os.getpid()
+        self._own_threads: set[int] = set()  # that of the engine and that of votes
+        self._voting = ThreadPoolExecutor(
+            1, "gambit-votes", initializer=lambda: self._own_threads.add(threading.get_ident())
+        )
         self._is_closed = False
         self._closing = threading.Lock()
         started: Future[Engine] = Future()
@@ -71,7 +76,21 @@ class SearchHost:
     def submit(
         self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False, *, may_wait: bool = True
     ) -> SearchTicket:
-        """Submits a search, which joins those that run. `make` and callbacks are called on the engine's thread."""
+        """Submits a search, which joins those that run. `make` and callbacks are called on the engine's thread.
+
+        Raises where the result could never come: in a forked process, which has no thread of an engine, and in a
+        callback, for whose end the engine waits.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "this solver belongs to the process that made it: make a solver in each process, and start processes "
+                "of multiprocessing with 'spawn' instead of 'fork'"
+            )
+        if threading.get_ident() in self._own_threads:
+            raise UserError(
+                "a callback of this solver began another search on it, and both would wait for ever: begin it once "
+                "the callback has returned, or on a solver of its own"
+            )
         ticket = SearchTicket(make, should_stop, may_wait)
         with self._closing:
             if self._is_closed:
@@ -87,13 +106,14 @@ class SearchHost:
             self._is_closed = True
             self._inbox.put(None)
         atexit.unregister(self.close)
-        if threading.current_thread() is not self._thread:
+        if threading.get_ident() not in self._own_threads:
             self._thread.join()
             self._voting.shutdown()
 
     # -- on the engine's thread --------------------------------------------------------------------------------
 
     def _run(self, start: Callable[[], Engine], started: Future[Engine]) -> None:
+        self._own_threads.add(threading.get_ident())
         try:
             engine = start()
         except BaseException as error:

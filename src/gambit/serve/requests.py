@@ -60,6 +60,8 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of one
 NAMED_OTHERWISE = {"seed": "seed", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
                    "max_new_tokens": "max_tokens"}  # fmt: skip
 
+FLAGS = {name for name, field in SearchConfig.model_fields.items() if field.annotation is bool}
+
 
 # -- the formats -----------------------------------------------------------------------------------------------------
 
@@ -341,6 +343,8 @@ class RequestReader:
         for name in own:
             if name in NAMED_OTHERWISE:
                 raise bad_request(f"gambit.{name}: give it as {NAMED_OTHERWISE[name]} of the request", f"gambit.{name}")
+            if isinstance(own[name], bool) and name in SearchConfig.model_fields.keys() - FLAGS:
+                raise bad_request(f"gambit.{name} = {json.dumps(own[name])}: is no flag", f"gambit.{name}")
         policy = self._policy(request.model, own)
         sampling, warnings = _sampling(request, policy)
         given = {**own, **sampling, **_length(request), "policy": policy}
@@ -366,7 +370,7 @@ class RequestReader:
         if by_id is not None and by_option not in (None, by_id):
             raise bad_request(f"the model {model!r} names the policy {by_id!r}, gambit.policy {by_option!r}: "
                               "leave one out", "gambit.policy")  # fmt: skip
-        return str(by_id or by_option or self.base.policy)
+        return by_id or (self.base.policy if by_option is None else str(by_option))
 
     def _check_size(self, config: SearchConfig) -> None:
         capacity = self.capacity_of(config)

@@ -9,7 +9,7 @@ import json
 import platform
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -69,9 +69,30 @@ def request_of(
 ) -> SearchRequest:
     """Returns the request for one problem."""
     problem = problem if isinstance(problem, Problem) else Problem(problem)
+    check_types(problem, config)
     callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
     folder = None if out_dir is None else Path(out_dir)
     return SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
+
+
+def check_types(problem: Problem, config: object) -> None:
+    """Raises UserError for a question or options of a wrong type, which would fail later with other words."""
+    if not isinstance(config, SearchConfig | None):
+        raise UserError(f"the options are a {type(config).__name__}: give a SearchConfig, as in "
+                        "SearchConfig(capacity=16)")  # fmt: skip
+    question: object = problem.question
+    if not isinstance(question, str) and not _are_messages(question):
+        raise UserError(
+            f"the problem is a {type(question).__name__}: give a text, or a list of messages such as "
+            '{"role": "user", "content": "…"}'
+        )
+
+
+def _are_messages(question: object) -> bool:
+    return isinstance(question, Sequence) and all(
+        isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in question
+    )
 
 
 def requests_of(
@@ -89,6 +110,7 @@ def requests_of(
 
     def request(number: int, given: str | Problem) -> SearchRequest:
         problem = given if isinstance(given, Problem) else Problem(given, id=str(number))
+        check_types(problem, config)
         own_folder = None if folder is None else folder / problem.id
         return SearchRequest(problem, config, own_folder, extractor, on_event, concurrency, must_log=False)
 

@@ -107,7 +107,7 @@ class PendingSearch:
         news = run.news
         if not self.request.problem.prefix_tokens:  # the length of a rest is no length of a trace
             news += self.history.remember(run.search.record)
-        return run.sink.finish(dataclasses.replace(result, warnings=news))
+        return run.sink.finish(dataclasses.replace(result, warnings=news + result.vote_warnings))
 
     @property
     def _begun(self) -> PreparedSearch:

@@ -136,7 +136,9 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
-        return sink.finish(dataclasses.replace(result, warnings=(*self._warnings.warn(notes), *news)))
+        return sink.finish(
+            dataclasses.replace(result, warnings=(*self._warnings.warn(notes), *news, *result.vote_warnings))
+        )
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         """Returns a note if some engines have nothing to do."""

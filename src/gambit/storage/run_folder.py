@@ -107,7 +107,7 @@ def write_result(out_dir: Path, result: SearchResult) -> None:
 def check_free(out_dir: Path) -> None:
     """Raises UserError if a folder holds a run already."""
     path = out_dir / LOG_FILE
-    if path.exists():
+    if path.exists() or path.is_symlink():  # a link that leads nowhere, too
         raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
 
 
