@@ -24,7 +24,7 @@ FLOORS = (
     Floor("types", "the records that cross borders"),
     Floor("events", "the event log"),
     Floor("tree", "the tree of traces, computed from events"),
-    Floor("pawn", "the bundled model: its puzzles, the checker of its traces, its weights"),
+    Floor("pawn", "the bundled model: its puzzles, its weights"),
     Floor("chains", "word problems of long chains of steps, made by a generator"),
     Floor("answers", "answers read from text, compared and graded"),
     Floor("text", "tokenizers, thought boundaries, prompts"),
