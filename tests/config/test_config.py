@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gambit.config.options import EngineConfig, SearchConfig, build, read_config_file
-from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
+from gambit.config.presets import PAPER_MODEL, ModelDefaults, Preset, preset_for, resolve
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.solver.builder import LengthHistory
@@ -29,8 +29,8 @@ def test_the_papers_preset():
     assert (settings.capacity, settings.pool.swap_size, settings.pool.check_interval, settings.pool.warmup_tokens) == (
         256, 16, 200, 12_000,
     )  # fmt: skip
-    assert preset_for("Qwen/Qwen3-4B-Thinking-2507", None) is PAPER
-    assert preset_for("microsoft/Phi-4-reasoning-plus", None) is PAPER
+    assert preset_for("Qwen/Qwen3-4B-Thinking-2507", None) is PAPER_MODEL
+    assert preset_for("microsoft/Phi-4-reasoning-plus", None) is PAPER_MODEL
     assert preset_for("Qwen/Qwen3-0.6B", None) == Preset()
 
 
@@ -46,6 +46,31 @@ def test_a_models_preset_fills_what_the_user_leaves_open(tmp_path):
     (tmp_path / "gambit.json").write_text("[1]")
     with pytest.raises(UserError, match="not a preset"):
         preset_for("anything", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "preset", "room", "capacity"),
+    [
+        ({}, PAPER_MODEL, 410_000, 34),  # an H100 with Qwen3-4B-Thinking
+        ({}, PAPER_MODEL, 900_000, 64),  # never more than were
+        ({}, PAPER_MODEL, 5_000, 1),
+        ({}, Preset(), 410_000, 34),
+        ({"warmup_tokens": 4_000}, Preset(), 120_000, 30),
+        ({"preset": "paper"}, PAPER_MODEL, 410_000, 256),
+        ({"capacity": 48}, PAPER_MODEL, 410_000, 48),
+        ({"islands": 40}, PAPER_MODEL, 410_000, 40),  # what is given must fit in
+        ({"swap_size": 36}, PAPER_MODEL, 410_000, 36),
+        ({}, Preset(capacity=32), 410_000, 32),
+    ],
+)
+def test_an_open_capacity_follows_what_the_cache_holds_at_the_warm_up_length(config, preset, room, capacity):
+    settings, notes = resolve(
+        SearchConfig(**config), ModelDefaults(preset), 32_768, is_probability=True, room_tokens=room
+    )
+    assert (settings.capacity, settings.num_traces) == (capacity, capacity)
+    expected = [f"the pool has {capacity} places"] if capacity < 64 and not {"capacity"} & config.keys() else []
+    if preset.capacity != 32:
+        assert [note[: len(expected[0])] for note in notes if "places" in note] == expected
 
 
 def test_a_presets_swap_size_shrinks_with_the_pool():

@@ -56,6 +56,35 @@ def test_a_problem_gives_a_typed_result_and_a_log_that_replays(solver, tmp_path)
     assert header.environment["engine"]["name"] == "local" and header.environment["torch"] == torch.__version__
 
 
+def test_the_result_has_the_text_of_the_trace_of_most_weight_behind_the_answer(solver, tmp_path):
+    seen = []
+    result = solver.solve("a=1+2", quick(), out_dir=tmp_path / "run", on_event=seen.append)
+    record = fold(seen)
+    best = max(
+        (ballot for ballot in record.ballots() if ballot.answer in result.votes[0].forms),
+        key=lambda ballot: (ballot.weight, -ballot.trace),
+    )
+    assert result.text == solver.text_of(record.tree.tokens_of(best.trace))
+    assert f"{result.answer}" in result.text
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["text"] == result.text
+
+
+def test_a_search_without_an_answer_has_no_text(solver):
+    result = solver.solve("a=1+2", quick(budget_tokens=6))
+    assert (result.answer, result.text) == (None, None)
+
+
+def test_a_small_cache_makes_the_pool_smaller_and_says_so(tiny_folder):
+    with pytest.warns(GambitWarning) as found, Solver(str(tiny_folder), device="cpu", kv_budget_tokens=256) as small:
+        seen = []
+        config = SearchConfig(warmup_tokens=30, max_new_tokens=60, **SAMPLING)
+        result = small.solve("a=1+2", config, on_event=seen.append)
+    fitting = (256 - len(seen[0].prompt_tokens)) // 30
+    notes = [str(each.message) for each in found if "places" in str(each.message)]
+    assert 1 < result.counts.roots == seen[0].capacity == fitting < 8
+    assert notes[0].startswith(f"the pool has {fitting} places instead of 64: so many traces fit into the KV cache")
+
+
 def test_the_same_seed_gives_the_same_tree_and_another_seed_another(solver):
     def tree(seed):
         seen = []

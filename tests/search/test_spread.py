@@ -282,7 +282,7 @@ def test_islands_on_several_engines_stay_and_whoever_asked_is_told(solvers):
     """On one engine a search may divide its islands by the scores of all of them."""
 
     class Doubting:
-        start_part = solvers[0].start_part
+        start_part, text_of = solvers[0].start_part, solvers[0].text_of
 
         def plan(self, *args):
             plan = solvers[0].plan(*args)

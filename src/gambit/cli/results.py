@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 import typer
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gambit.answers.extract import THINK_END
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
 from gambit.results.result import STOP_WORDS, Counts, SearchResult, VerifierCost
 
 MOST_VOTES = 10
+LAST_LINES, LAST_CHARACTERS = 4, 800  # of a trace's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Style:
     as_json: bool = False
     is_quiet: bool = False
     has_titles: bool = False  # of one of several problems
+    has_traces: bool = False  # prints all of the trace behind the answer
 
     def show(self, shown: Shown) -> None:
         result = shown.result
@@ -56,7 +60,7 @@ class Style:
 
     def _report(self, shown: Shown) -> None:
         title = shown.result.problem_id if self.has_titles else None
-        put(report(shown.result, title=title, verdict=shown.verdict))
+        put(report(shown.result, title=title, verdict=shown.verdict, has_trace=self.has_traces))
         if self.has_titles:
             put("")
 
@@ -77,8 +81,10 @@ def worst(codes: Iterable[int]) -> int:
 # -- the report of one search -----------------------------------------------------------------------------------
 
 
-def report(result: SearchResult, *, title: str | None = None, verdict: str | None = None) -> RenderableType:
-    """Returns the answer, the votes, the cost, the reason of the end and the log's folder, or the error alone."""
+def report(
+    result: SearchResult, *, title: str | None = None, verdict: str | None = None, has_trace: bool = False
+) -> RenderableType:
+    """Returns the answer, its reasoning, the votes, the cost, the reason of the end and the folder, or the error."""
     if result.error is not None:
         return _headline(result, title)
     facts = Table.grid(padding=(0, 2))
@@ -87,9 +93,20 @@ def report(result: SearchResult, *, title: str | None = None, verdict: str | Non
     for name, value in _facts(result, verdict).items():
         facts.add_row(name, Text(value))
     parts: list[RenderableType] = [_headline(result, title)]
+    if result.text:
+        heading = "its best trace" if has_trace else "the end of its best trace (all of it: --trace)"
+        shown = result.text.strip() if has_trace else last_thoughts(result.text)
+        parts += ["", Text(heading, style="dim"), Padding(Text(shown), (0, 0, 0, 2))]
     if result.votes:
         parts += ["", _vote_table(result)]
     return Group(*parts, "", facts)
+
+
+def last_thoughts(text: str) -> str:
+    """Returns the last lines of a trace, without blank ones and the tag, cut at the front where they are long."""
+    lines = [line.rstrip() for line in text.replace(THINK_END, "").splitlines() if line.strip()]
+    shown = "\n".join(lines[-LAST_LINES:])
+    return shown if len(shown) <= LAST_CHARACTERS else f"…{shown[-LAST_CHARACTERS:]}"
 
 
 def _headline(result: SearchResult, title: str | None) -> Text:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gambit.answers import Grader
+from gambit.cli.forecast import Forecast
 from gambit.cli.options import picked, read_configs
 from gambit.cli.progress import LiveScreen, PoolScreen, SearchScreen
 from gambit.cli.results import Shown, Style, code_of, worst
@@ -62,7 +63,7 @@ def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bo
     search, engine = read_configs(options.config, flags)
     cluster = picked(ClusterPlan, flags).checked(engine)
     problems = read_problems(problem, options.file, sys.stdin, columns_of(options.columns))
-    style = Style(options.as_json, options.quiet, problems.is_many)
+    style = Style(options.as_json, options.quiet, problems.is_many, options.trace)
     folder = options.out or new_run_folder()
     job = SolveJob(problems, search, engine, folder, options.concurrency, style, options.output, cluster)
     _check(job)
@@ -139,9 +140,18 @@ class SolveSession:
     display: SearchScreen
     stop: StopSignal
 
-    def listener(self, problem_id: str) -> Callable[[Event], None] | None:
-        """Returns the callback that feeds the live display; None where there is none."""
-        return partial(self.display.on_event, problem_id) if self.display.is_live else None
+    forecast: Forecast | None = None  # None: nothing but answers is printed
+
+    def on_event(self, problem_id: str, event: Event) -> None:
+        """Feeds the live display, where there is one, and the forecast."""
+        if self.display.is_live:
+            self.display.on_event(problem_id, event)
+        if self.forecast is not None:
+            self.forecast.on_event(problem_id, event)
+
+    def listener(self, problem_id: str) -> Callable[[Event], None]:
+        """Returns the callback for the events of one problem's search."""
+        return partial(self.on_event, problem_id)
 
 
 @contextmanager
@@ -161,7 +171,12 @@ def open_session(
         StopSignal(display.stopping) as stop,
         _log_hint(folder),
     ):
-        yield SolveSession(solver, display, stop)
+
+        def say_above(line: str) -> None:
+            with display.paused():
+                say(line)
+
+        yield SolveSession(solver, display, stop, None if is_quiet else Forecast(say_above))
 
 
 @contextmanager
@@ -191,10 +206,9 @@ def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
     """Yields results as searches finish."""
     solver, stop = session.solver, session.stop
     if job.problems.is_many:
-        on_event = session.display.on_event if session.display.is_live else None
         return solver.solve_many(
-            job.problems.problems, job.search, concurrency=job.concurrency, out_dir=job.folder, on_event=on_event,
-            should_stop=stop,
+            job.problems.problems, job.search, concurrency=job.concurrency, out_dir=job.folder,
+            on_event=session.on_event, should_stop=stop,
         )  # fmt: skip
     [problem] = job.problems.problems
     listener = session.listener(problem.id)

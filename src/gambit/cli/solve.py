@@ -30,6 +30,7 @@ class SolveOptions(CheckedModel):
     )
     concurrency: int = Field(1, ge=1, le=1024, description="problems of a file searched at a time")
     as_json: bool = Field(False, description="print one JSON object per problem")
+    trace: bool = Field(False, description="print all of the trace behind the answer, not its last lines alone")
     quiet: bool = Field(False, description="print the answer alone: no live view, table or warnings")
 
 

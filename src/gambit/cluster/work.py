@@ -343,6 +343,10 @@ class RemoteEngine:
         remote = self.pool.begin(self.slot, job, report, on_end)
         return PartHandle(remote.post, remote.stop)
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        text: str = self.pool.call(self.slot, methodcaller("text_of", tokens))
+        return text
+
 
 @contextmanager
 def spread_over(

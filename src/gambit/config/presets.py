@@ -62,18 +62,20 @@ class Preset:
 
 
 PAPER = Preset(capacity=256, swap_size=16, check_interval=200, warmup_tokens=12_000, max_new_tokens=60_000)
+# For the paper's models without `--preset paper`: a pool of a quarter, which one GPU holds.
+PAPER_MODEL = dataclasses.replace(PAPER, capacity=DEFAULT_CAPACITY, swap_size=4)
 _PAPER_MODELS = ("qwen3-4b-thinking-2507", "deepseek-r1-0528-qwen3-8b", "phi-4-reasoning-plus")
 
 
 def preset_for(model: str, folder: Path | None) -> Preset:
-    """Returns the preset in a model's folder, or the paper's for the paper's models, or an empty one.
+    """Returns the preset in a model's folder, or one of the paper's rules for the paper's models, or an empty one.
 
     Unknown keys of the file are notes for people.
     """
     if folder is not None and (path := folder / PRESET_FILE).is_file():
         return read_record(Preset, path, "a preset", "mend it, or take it away")
     is_paper_model = model.rstrip("/").rpartition("/")[2].lower() in _PAPER_MODELS
-    return PAPER if is_paper_model else Preset()
+    return PAPER_MODEL if is_paper_model else Preset()
 
 
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
@@ -159,18 +161,22 @@ def resolve(
     is_probability: bool,
     trust: ScorerTrust | None = None,
     policy_options: BaseModel | None = None,
+    room_tokens: int | None = None,
 ) -> tuple[SearchSettings, list[str]]:
     """Returns the settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
 
     `is_probability`: scores are chances; only those have a floor. `trust`: in the scorer; open settings of islands,
-    swaps and warm-up follow from it.
+    swaps and warm-up follow from it. `room_tokens`: what the prompt leaves of the KV cache; None if it is not known.
     """
     preset = _preset_of(config, defaults)
-    capacity = resolved_capacity(config, defaults)
     longest = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
     max_new_tokens = min(longest, context_left)
     median = preset.median_length or (trust.median_tokens if trust else None)
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
+    capacity, notes = resolved_capacity(config, defaults), list[str]()
+    if room_tokens is not None:
+        usual_warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+        capacity, notes = _fitting_capacity(config, capacity, room_tokens, usual_warmup)
     num_traces = _first(config.num_traces, capacity)
     pool, rule, doubt = _pool(
         config,
@@ -203,10 +209,32 @@ def resolve(
         first_traces=config.first_traces if (config.first_traces or num_traces) < num_traces else None,
         policy_options=policy_options,
     )
-    return settings, _check(settings, config, context_left)
+    return settings, [*notes, *_check(settings, config, context_left)]
+
+
+def num_fitting(room_tokens: int, warmup_tokens: int) -> int:
+    """Returns how many traces the KV cache holds when each has written a warm-up, which is when branching begins."""
+    return room_tokens // max(1, warmup_tokens)
+
+
+def _fitting_capacity(
+    config: SearchConfig, capacity: int, room_tokens: int, warmup_tokens: int
+) -> tuple[int, list[str]]:
+    """Lowers a capacity that nobody has set to what the KV cache holds, and notes it; the paper's pool stays."""
+    if config.capacity is not None or config.preset is PresetSource.PAPER:
+        return capacity, []
+    islands = config.islands if isinstance(config.islands, int) else 1
+    least = max(1, islands, config.swap_size or 1, config.first_traces or 1)
+    fitting = max(num_fitting(room_tokens, warmup_tokens), least)
+    if fitting >= capacity:
+        return capacity, []
+    note = (f"the pool has {fitting} places instead of {capacity}: so many traces fit into the KV cache when each has "
+            f"written its warm-up of {warmup_tokens:,} tokens; --capacity sets another number")  # fmt: skip
+    return fitting, [note]
 
 
 def resolved_capacity(config: SearchConfig, defaults: ModelDefaults) -> int:
+    """Returns the capacity before it is known how many traces the KV cache holds."""
     return _first(config.capacity, _preset_of(config, defaults).capacity, DEFAULT_CAPACITY)
 
 

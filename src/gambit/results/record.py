@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from gambit.results.result import (
     pool_of,
     sharing_of,
 )
-from gambit.results.vote import Ballot, VoteKind, VoteResult, ballots_of, count_votes, recount_votes
-from gambit.tree import TraceState, TraceTree
+from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult, ballots_of, count_votes, recount_votes
+from gambit.tree import Trace, TraceState, TraceTree
 from gambit.types import Aggregation, PoolSettings, StopReason
 
 
@@ -65,6 +65,16 @@ class SearchRecord:
 
     def ballots(self) -> list[Ballot]:
         return ballots_of(self.tree, self.vote_kind)
+
+    def winners(self, votes: Sequence[VoteEntry]) -> list[Trace]:
+        """Returns the trace of most weight of each answer of a vote, the first among equals."""
+        ballots = self.ballots()
+        sides = ([ballot for ballot in ballots if ballot.answer in entry.forms] for entry in votes)
+        return [self.tree.traces[max(side, key=lambda vote: (vote.weight, -vote.trace)).trace] for side in sides]
+
+    def winning_text(self, votes: Sequence[VoteEntry], text_of: Callable[[Sequence[int]], str]) -> str | None:
+        """Returns the text of the trace of most weight behind the answer; None without an answer."""
+        return next((text_of(self.tree.tokens_of(trace.id)) for trace in self.winners(votes[:1])), None)
 
     @property
     def vote_kind(self) -> VoteKind:

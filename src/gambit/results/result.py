@@ -213,6 +213,9 @@ class SearchResult:
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
     log_error: str | None = None  # why its log is incomplete, where it is
+    # The whole text of the trace of most weight among those that gave the answer, its thinking included; None without
+    # an answer, and after a replay, since a log holds token ids.
+    text: str | None = field(default=None, repr=False, compare=False)
     traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
 
     @classmethod

@@ -17,7 +17,6 @@ from gambit import events as ev
 from gambit.answers import AnswerKind
 from gambit.cluster.serving import AnySearch, AnySolver
 from gambit.events import Chain
-from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.serve.http import ApiError
 from gambit.serve.requests import CheckedRequest
@@ -124,7 +123,10 @@ class SearchAnswer:
 def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult, solver: AnySolver) -> SearchAnswer:
     """Returns the best-voted answers, or the text of the trace with the best score where no answer can be read."""
     record, warnings = pending.record, [*request.warnings, *pending.notes]
-    picked = _winners(record, result, request.fields.n)
+    votes = result.votes[: request.fields.n]
+    picked: list[tuple[Trace, str | None]] = [
+        (trace, entry.answer) for trace, entry in zip(record.winners(votes), votes, strict=True)
+    ]
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
         picked = [(max(spoken, key=partial(_standing, record.tree)), None)] if spoken else []
@@ -147,17 +149,6 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
     choices = choices or [AnswerChoice(None, "", is_whole=False, trace=None)]
     return SearchAnswer(tuple(choices), len(record.started.prompt_tokens), generated, max(generated - num_after, 0),
                         _search_fields(result, warnings), result)  # fmt: skip
-
-
-def _winners(record: SearchRecord, result: SearchResult, most: int) -> list[tuple[Trace, str | None]]:
-    """Returns the traces of most weight of the best-voted answers, the first among equals, with these answers."""
-    found: list[tuple[Trace, str | None]] = []
-    ballots = record.ballots()
-    for entry in result.votes[:most]:
-        voters = [ballot for ballot in ballots if ballot.answer in entry.forms]
-        best = max(voters, key=lambda ballot: (ballot.weight, -ballot.trace))
-        found.append((record.tree.traces[best.trace], entry.answer))
-    return found
 
 
 def _standing(tree: TraceTree, trace: Trace) -> tuple[bool, bool, float, int]:

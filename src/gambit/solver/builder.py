@@ -136,6 +136,7 @@ class PreparedSearch:
     search: Search
     sink: EventSink
     news: tuple[str, ...]  # notes that no earlier search had
+    text_of: Callable[[Sequence[int]], str]  # of a trace's tokens
 
 
 class SearchBuilder:
@@ -160,7 +161,7 @@ class SearchBuilder:
         tokens = (*prompt.token_ids, *problem.prefix_tokens)
         check_prompt(parts.engine.info, len(tokens))
         if request.part is None:
-            settings, found = self._resolve(config, len(prompt.token_ids), problem, history)
+            settings, found = self._resolve(config, len(prompt.token_ids), problem, history, num_engines)
         else:
             settings, found = request.part.settings, []
         check_end(config, is_probability=parts.judge.is_probability)
@@ -207,10 +208,10 @@ class SearchBuilder:
         )
         policy = load_policy(config.policy).from_settings(settings)
         search = Search(parts.engine, policy, settings, spec, plan.header, callbacks, verifier)
-        return PreparedSearch(plan, search, sink, news)
+        return PreparedSearch(plan, search, sink, news, parts.text_of)
 
     def _resolve(
-        self, config: SearchConfig, num_prompt_tokens: int, problem: Problem, history: LengthHistory
+        self, config: SearchConfig, num_prompt_tokens: int, problem: Problem, history: LengthHistory, num_engines: int
     ) -> tuple[SearchSettings, list[str]]:
         """Returns the settings of a whole search, and warnings.
 
@@ -220,15 +221,16 @@ class SearchBuilder:
         parts, defaults = self._parts, self._parts.defaults
         if config.preset is PresetSource.AUTO:
             defaults = history.added_to(defaults)
+        info, num_prefix = parts.engine.info, len(problem.prefix_tokens)
         settings, notes = resolve(
             with_fixed_pool(config),
             defaults,
-            parts.engine.info.context_tokens - num_prompt_tokens,
+            info.context_tokens - num_prompt_tokens,
             is_probability=parts.judge.is_probability,
             trust=parts.judge.trust,
             policy_options=policy_options(config),
+            room_tokens=num_engines * (info.kv_capacity_tokens - num_prompt_tokens - num_prefix),
         )
-        num_prefix = len(problem.prefix_tokens)
         if num_prefix >= settings.max_new_tokens:
             raise UserError(f"a prefix of {num_prefix} tokens leaves nothing of an answer of at most "
                             f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip

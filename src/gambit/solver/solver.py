@@ -104,10 +104,12 @@ class PendingSearch:
 
     def _finished(self, result: SearchResult) -> SearchResult:
         run = self._begun
-        news = run.news
+        news, record = run.news, run.search.record
         if not self.request.problem.prefix_tokens:  # the length of a rest is no length of a trace
-            news += self.history.remember(run.search.record)
-        return run.sink.finish(dataclasses.replace(result, warnings=news + result.vote_warnings))
+            news += self.history.remember(record)
+        news += result.vote_warnings
+        text = record.winning_text(result.votes, run.text_of)
+        return run.sink.finish(dataclasses.replace(result, warnings=news, text=text))
 
     @property
     def _begun(self) -> PreparedSearch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from gambit import events as ev
 from gambit.answers import Extractor, Grader
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.errors import EngineError, UserError, WarnOnce
+from gambit.errors import EngineError, GambitError, UserError, WarnOnce
 from gambit.policies.base import SplitBy
 from gambit.results.result import SearchResult
 from gambit.search.parts import EngineDiedError, MergedSearch, PartHandle, Report, split
@@ -35,6 +35,9 @@ class PartEngine(Protocol):
         self, request: SearchRequest, settings: SearchSettings, report: Report, allowed_step: int | None
     ) -> PartHandle:
         """Starts a part of a search, which may take steps up to the allowed one."""
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Returns the text of a trace, without the token that ended it."""
 
 
 class SpreadSolver(AbstractContextManager["SpreadSolver"]):
@@ -136,9 +139,11 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
-        return sink.finish(
-            dataclasses.replace(result, warnings=(*self._warnings.warn(notes), *news, *result.vote_warnings))
-        )
+        text = None
+        with suppress(GambitError):  # an engine that has died since
+            text = merged.record.winning_text(result.votes, self._engines[0].text_of)
+        told = (*self._warnings.warn(notes), *news, *result.vote_warnings)
+        return sink.finish(dataclasses.replace(result, warnings=told, text=text))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         """Returns a note if some engines have nothing to do."""
