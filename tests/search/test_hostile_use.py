@@ -112,6 +112,12 @@ def test_options_of_a_wrong_type_are_named(options):
             list(requests_of(["x"], options, None, None, None))
 
 
+@table("problem", ["\ud800", "a\udfff", [{"role": "system", "content": "\ud800"}, USER], Problem("x\ud800y")])
+def test_half_of_a_surrogate_pair_is_refused_before_a_search(problem):
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        request_of(problem, None, None, None, None)
+
+
 @table("problem", ["x", [USER], (USER,), Problem("x"), Problem([USER]), Problem((USER,), id="a")])
 def test_what_is_a_problem_is_taken(problem):
     assert request_of(problem, SearchConfig(), None, None, None).problem.last_message in ("x", "a?")

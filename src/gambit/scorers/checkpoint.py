@@ -52,8 +52,8 @@ def load_checkpoint(path: Path) -> Scorer:
     from safetensors.torch import load_file
 
     metadata = read_metadata(path)
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"{path}: format {metadata.get('format')!r}, this version reads {FORMAT}; {FIX}")
+    if metadata.get("format") != FORMAT or metadata["format"] is True:
+        raise UserError(f"{path}: format {metadata.get('format')!r:.80}, this version reads {FORMAT}; {FIX}")
     if missing := [name for name in NEEDED if name not in metadata]:
         raise UserError(f"{path} is not {WHAT}: its metadata must name {', '.join(missing)}; {FIX}")
     info = record_in(ScorerInfo, json.dumps(metadata), f"{path}", WHAT, FIX)
@@ -69,7 +69,7 @@ def load_checkpoint(path: Path) -> Scorer:
     if info.architecture == ARCHITECTURE:
         return load_sequence(path, info, metadata, tensors)
     known = ", ".join((MlpScorer.architecture, BlendScorer.architecture, ARCHITECTURE))
-    raise UserError(f"{path}: unknown architecture {info.architecture!r}, known are {known}; {FIX}")
+    raise UserError(f"{path}: unknown architecture {info.architecture!r:.80}, known are {known}; {FIX}")
 
 
 def save_checkpoint(scorer: Scorer, path: Path, extra: Mapping[str, object] | None = None) -> None:
@@ -237,8 +237,8 @@ def _read_published(path: Path) -> Weights:
 def _checked_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> Weights:
     """Returns the weights of a two-layer network; raises if their shapes do not fit."""
     w1, b1, w2, b2 = (tensors[name] for name in TENSORS)
-    width = len(b1) if b1.dim() else 0
-    if w1.dim() != 2 or w1.shape[0] != width or w2.shape != (1, width) or b2.shape != (1,):
+    width = b1.numel()
+    if w1.dim() != 2 or w1.shape[0] != width or b1.shape != (width,) or w2.shape != (1, width) or b2.shape != (1,):
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in TENSORS)
         raise UserError(f"{path}: shapes do not fit a two-layer scorer: {shapes}")
     return w1, b1, w2, b2

@@ -31,6 +31,7 @@ from gambit.search.parts import RunningPart
 from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.solver.parts import SolverParts
+from gambit.storage.files import check_text
 from gambit.storage.identity import package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.boundary import continued
@@ -80,12 +81,14 @@ def check_types(problem: Problem, config: object) -> None:
     if not isinstance(config, SearchConfig | None):
         raise UserError(f"the options are a {type(config).__name__}: give a SearchConfig, as in "
                         "SearchConfig(capacity=16)")  # fmt: skip
-    question: object = problem.question
+    question = problem.question
     if not isinstance(question, str) and not _are_messages(question):
         raise UserError(
             f"the problem is a {type(question).__name__}: give a text, or a list of messages such as "
             '{"role": "user", "content": "…"}'
         )
+    for text in [question] if isinstance(question, str) else [message["content"] for message in question]:
+        check_text(text, "the problem")
 
 
 def _are_messages(question: object) -> bool:

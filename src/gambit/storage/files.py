@@ -99,6 +99,15 @@ def drop_torn_line(path: Path) -> None:
         raise StorageError(f"cannot write to {path}: {reason_of(error)}") from error
 
 
+def check_text(text: str, where: str) -> None:
+    """Raises UserError for half of a surrogate pair: no tokenizer, file or page takes one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):X} at character {error.start + 1:,}"
+        raise UserError(f"{where} has half of a surrogate pair ({half}): write the text in UTF-8") from error
+
+
 # -- JSON objects ----------------------------------------------------------------------------------------------
 
 

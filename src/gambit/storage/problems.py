@@ -8,6 +8,7 @@ import json
 import math
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gambit.errors import UserError, reason_of
+from gambit.storage.files import check_text
 from gambit.types import Problem
 
 SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
@@ -178,6 +180,8 @@ def _csv_records(file: Path, text: str, delimiter: str) -> Located:
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a field may be as long as the file
     try:
+        if doubled := [name for name, count in Counter(reader.fieldnames).items() if count > 1]:
+            raise UserError(f"{file}: the column {doubled[0]!r} is there twice: give each a name of its own")
         for number, row in enumerate(reader, start=1):
             where = f"{file}, line {reader.line_num}"
             if None in row or None in row.values():
@@ -231,6 +235,7 @@ def problem_of(where: str, record: Mapping[str, object]) -> Problem:
     question, name = record["question"], record["id"]
     if not isinstance(question, str):
         raise UserError(f'{where}: "question" must be text, not {_kind(question)}')
+    check_text(question, f'{where}: "question"')
     if not question.strip():
         raise UserError(f'{where}: "question" is empty: give it some text')
     if isinstance(name, bool) or not isinstance(name, str | int) or not SAFE_ID.fullmatch(str(name)):
@@ -245,6 +250,7 @@ def answer_of(where: str, record: Mapping[str, object]) -> str | None:
         raise UserError(f'{where}: "answer" must be text or a number, not {_kind(answer)}')
     if isinstance(answer, float) and not math.isfinite(answer):  # pandas writes NaN for an empty cell
         raise UserError(f'{where}: "answer" is {answer}, not a number: write the answer, or null where there is none')
+    check_text(str(answer), f'{where}: "answer"')
     return None if answer is None else str(answer)
 
 
