@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from gambit.errors import UserError
 from gambit.models.files import BUNDLED
 from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
+from gambit.search.host import SearchTicket
 from gambit.solver import PendingSearch, Solver
 from gambit.types import ChatMessage, Problem
 
@@ -116,20 +116,11 @@ class SearchStream:
             ending.cancel()
 
 
-class AwaitedTicket(Protocol):
-    """The ticket of a search: its result, and a way to give it up."""
-
-    @property
-    def result(self) -> Future[SearchResult]: ...
-
-    def abandon(self) -> None: ...
-
-
 class AwaitedSearch(Protocol):
     """A submitted search, in this process or another."""
 
     @property
-    def ticket(self) -> AwaitedTicket: ...
+    def ticket(self) -> SearchTicket: ...
 
     def result(self) -> SearchResult: ...
 

@@ -224,7 +224,7 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(server, b
     searches = list(server.desk.searches.values())
     doomed = next(
         index for index, search in enumerate(searches)
-        if search.pending.ticket.job.actor is both.slots[0].actor
+        if search.pending.job.actor is both.slots[0].actor
     )  # fmt: skip
     num_deaths = both.slots[0].num_deaths
     kill(both.slots[0])

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -28,6 +27,7 @@ from gambit.models import files as models
 from gambit.results.record import SearchRecord, extended
 from gambit.results.result import SearchResult
 from gambit.search.choice import with_fixed_pool
+from gambit.search.host import SearchTicket
 from gambit.solver import PendingSearch, Solver
 from gambit.storage.run_folder import EventSink
 from gambit.text.boundary import THINK_END, THINK_START, boundary_rule
@@ -148,32 +148,12 @@ class NoEngineError(EngineError):
     """A search has not begun: there was no engine, or it died just then."""
 
 
-class RemoteTicket:
-    """The result to come of a search on a replica. Its failures concern this search alone."""
-
-    failed_alone = True
-
-    def __init__(self) -> None:
-        self.result: Future[SearchResult] = Future()
-        self.job: RemoteJob | None = None
-
-    def cancel(self) -> None:
-        """Ends the search soon, with the best vote so far."""
-        if self.job is not None:
-            self.job.stop()
-
-    def abandon(self) -> None:
-        """Ends the search soon; its vote is not needed."""
-        if self.job is not None:
-            self.job.post(LET_GO)
-            self.job.stop()
-
-
 class RemoteSearch:
     """A search on a replica, as `PendingSearch` is one on an engine of this process."""
 
     def __init__(self, sink: EventSink, on_note: OnNote | None) -> None:
-        self.ticket = RemoteTicket()
+        self.ticket = SearchTicket(on_cancel=self._stop, failed_alone=True)  # a lost engine is replaced
+        self.job: RemoteJob | None = None
         self.notes: tuple[str, ...] = ()
         self.thinks = False
         self._sink = sink
@@ -203,6 +183,13 @@ class RemoteSearch:
         self.ticket.cancel()
         self.ticket.result.exception()
         self._sink.close()
+
+    def _stop(self) -> None:
+        if self.job is None:
+            return
+        if self.ticket.is_abandoned:
+            self.job.post(LET_GO)
+        self.job.stop()
 
     # -- on the thread that follows its replica ----------------------------------------------------------------
 
@@ -276,7 +263,7 @@ class ReplicaSolver:
                 raise NoEngineError("all engines have died and are being started again")
             replica = min(ready, key=lambda replica: len(replica.jobs))
             try:
-                search.ticket.job = self._pool.begin(replica, job, search.take, search.end, NEWS_SECONDS)
+                search.job = self._pool.begin(replica, job, search.take, search.end, NEWS_SECONDS)
             except EngineError as error:  # it died just now
                 raise NoEngineError(str(error)) from error
         return search

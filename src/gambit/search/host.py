@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gambit.engines.base import Engine
 from gambit.errors import UserError
@@ -18,17 +19,19 @@ from gambit.results.result import SearchResult
 from gambit.search.loop import Search, SearchBatch
 from gambit.types import StopReason
 
+Make: TypeAlias = Callable[[], Search]  # called on the engine's thread
+
 
 @dataclass(slots=True, eq=False)
 class SearchTicket:
-    """A submitted search: its result to come, and the way to call it off.
+    """A submitted search, in this process or another: its result to come, and the way to call it off.
 
     The result raises what the engine raised, or what ended this search alone (`failed_alone`).
     """
 
-    make: Callable[[], Search]  # called on the engine's thread
-    should_stop: Callable[[], bool]
-    may_wait: bool  # for room on the engine
+    should_stop: Callable[[], bool] = lambda: False
+    may_wait: bool = True  # for room on the engine
+    on_cancel: Callable[[], None] = lambda: None  # for an engine in another process, which does not see this object
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = False
     is_abandoned: bool = False  # its result is not awaited
@@ -37,6 +40,7 @@ class SearchTicket:
     def cancel(self) -> None:
         """Ends it within two engine steps, with the best vote so far."""
         self.is_cancelled.set()
+        self.on_cancel()
 
     def abandon(self) -> None:
         """Cancels a search whose vote is not read: comparing its answers must not hold up the votes of others."""
@@ -57,8 +61,8 @@ class SearchHost:
     """
 
     def __init__(self, start: Callable[[], Engine]) -> None:
-        self._inbox: queue.SimpleQueue[SearchTicket | None] = queue.SimpleQueue()
-        self._line: deque[SearchTicket] = deque()  # taken in, not begun
+        self._inbox: queue.SimpleQueue[tuple[SearchTicket, Make] | None] = queue.SimpleQueue()
+        self._line: deque[tuple[SearchTicket, Make]] = deque()  # taken in, not begun
         self._tickets: dict[Search, SearchTicket] = {}
         self._process = os.getpid()
         self._own_threads: set[int] = set()  # that of the engine and that of votes
@@ -74,7 +78,7 @@ class SearchHost:
         atexit.register(self.close)  # a daemon inside native code must not outlive the interpreter
 
     def submit(
-        self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False, *, may_wait: bool = True
+        self, make: Make, should_stop: Callable[[], bool] = lambda: False, *, may_wait: bool = True
     ) -> SearchTicket:
         """Submits a search, which joins those that run. `make` and callbacks are called on the engine's thread.
 
@@ -91,11 +95,11 @@ class SearchHost:
                 "a callback of this solver began another search on it, and both would wait for ever: begin it once "
                 "the callback has returned, or on a solver of its own"
             )
-        ticket = SearchTicket(make, should_stop, may_wait)
+        ticket = SearchTicket(should_stop, may_wait)
         with self._closing:
             if self._is_closed:
                 raise UserError("this solver is closed: make a new one")
-            self._inbox.put(ticket)
+            self._inbox.put((ticket, make))
         return ticket
 
     def close(self) -> None:
@@ -131,10 +135,10 @@ class SearchHost:
         is_open = True
         with suppress(queue.Empty):
             while is_open:
-                ticket = self._inbox.get(block=not batch.running and not self._line)
-                is_open = ticket is not None
-                if ticket is not None:
-                    self._line.append(ticket)
+                submitted = self._inbox.get(block=not batch.running and not self._line)
+                is_open = submitted is not None
+                if submitted is not None:
+                    self._line.append(submitted)
         if self._line:
             self._begin_some(batch, is_end=not is_open)
         return is_open
@@ -144,16 +148,16 @@ class SearchHost:
 
         At the end all begin, and are stopped at once: every caller gets a result.
         """
-        for ticket in list(self._line):
+        for ticket, make in list(self._line):
             if is_end or ticket.is_pressing:
-                self._line.remove(ticket)
-                self._begin(batch, ticket)
+                self._line.remove((ticket, make))
+                self._begin(batch, ticket, make)
         while self._line and batch.has_room:
-            self._begin(batch, self._line.popleft())
+            self._begin(batch, *self._line.popleft())
 
-    def _begin(self, batch: SearchBatch, ticket: SearchTicket) -> None:
+    def _begin(self, batch: SearchBatch, ticket: SearchTicket, make: Make) -> None:
         try:
-            search = ticket.make()
+            search = make()
         except BaseException as error:
             ticket.failed_alone = True
             ticket.result.set_exception(error)
