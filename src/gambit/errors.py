@@ -38,6 +38,10 @@ class GambitWarning(UserWarning):
     """Something the user should know that stops nothing."""
 
 
+class GambitNote(GambitWarning):
+    """Something that is being done, which the user should know and need not mind."""
+
+
 class WarnOnce:
     """Issues each warning once."""
 

@@ -20,6 +20,7 @@ from gambit.engines.base import EngineInfo
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.models import files as models
+from gambit.scorers.choice import scorer_file
 from gambit.storage.files import append_synced, object_in, opened_to_append, whole_lines, write_whole
 from gambit.storage.identity import file_hash, package_version
 from gambit.verifiers.lora_folder import identity as adapter_identity
@@ -203,7 +204,7 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
 def _scorer_hash(scorer: VerifierName | Path | str, source: str) -> str | None:
     """Returns the hash of a scorer; None if it has no files here."""
     if not isinstance(scorer, VerifierName):
-        path = models.scorer_file(source, str(scorer))
+        path = scorer_file(str(scorer), source)
         return None if path is None else file_hash(path)[-16:]
     if scorer.is_served:
         return None

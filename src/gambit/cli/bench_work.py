@@ -49,6 +49,9 @@ from gambit.config.yaml_file import read_mapping
 from gambit.engines.base import check_engine
 from gambit.errors import StorageError, UserError
 from gambit.events import Json
+from gambit.models.files import locate
+from gambit.scorers import published
+from gambit.scorers.choice import fetch_published
 from gambit.storage.problems import check_not_empty, columns_of, new_run_folder, newest_run
 from gambit.storage.run_folder import check_writable
 
@@ -83,7 +86,9 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
         raise UserError(missing)
     folder = options.out or new_run_folder()
     check_engine(engine)
-    check_model(engine.model, is_quiet=options.quiet)
+    check_model(engine.model, is_quiet=options.quiet, is_offline=engine.offline)
+    with only_our_warnings(is_quiet=options.quiet):
+        fetch_published(engine.scorer, locate(engine.model))
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     check_not_empty(recipe.bench.shard, plan.num_tasks)
@@ -148,6 +153,9 @@ def _show_plan(recipe: BenchRecipe) -> int:
     num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
+    engine = build(EngineConfig, recipe.engine)
+    if engine.scorer in ("auto", published.NAME) and (sentence := published.outlook(engine.model)) is not None:
+        put(sentence)
     for missing in recipe.lacking():
         warn(f"the run itself would be refused here: {missing}")
     return OK

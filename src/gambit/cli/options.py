@@ -67,7 +67,7 @@ SEARCH_PANELS = (
     Panel("Advanced: prompt and sampling", SearchConfig,
           ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),
     Panel("Advanced: engine", EngineConfig,
-          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
+          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights", "offline")),
     Panel("Advanced: verifier", EngineConfig, (
         "verifier_engine", "verifier_device", "verifier_memory", "verifier_gpu_share", "verifier_aggregation",
         "verifier_options", "verifier_lag", "verifier_async", "verifier_optional",

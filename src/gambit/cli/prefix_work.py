@@ -20,7 +20,7 @@ from gambit.engines.base import check_engine
 from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.base import Scorer
-from gambit.scorers.checkpoint import load_scorer
+from gambit.scorers.choice import load_scorer
 from gambit.storage.run_folder import check_writable
 from gambit.training.collect import CollectPlan
 from gambit.training.sampling import Task
@@ -40,7 +40,7 @@ def prefix_value(options: PrefixOptions, flags: Mapping[str, str | bool | None])
     engine = picked(EngineConfig, values)
     search = picked(SearchConfig, values)
     check_engine(engine)
-    check_model(engine.model, is_quiet=quiet)
+    check_model(engine.model, is_quiet=quiet, is_offline=engine.offline)
     scorers = _scorers(options.scorer, engine)
     layers = tuple(dict.fromkeys((-1, *(layer for each in scorers.values() for layer in each.info.layers))))
     at_once = options.traces_at_once or usual_traces_at_once(engine.device)

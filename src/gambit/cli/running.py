@@ -87,7 +87,7 @@ def _check(job: SolveJob) -> None:
     if job.output is not None:
         check_new_file(job.output)
     _check_questions(job.problems, job.engine.model)
-    check_model(job.engine.model, is_quiet=job.style.is_quiet)
+    check_model(job.engine.model, is_quiet=job.style.is_quiet, is_offline=job.engine.offline)
 
 
 def _check_questions(problems: Problems, model: str) -> None:

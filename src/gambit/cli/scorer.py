@@ -24,7 +24,7 @@ PRESENT = "default: the model's own"
 
 app = typer.Typer(
     cls=PlainGroup,
-    help="Make a scorer for a model: collect, merge, train, eval; export, import, show.",
+    help="Make a scorer for a model, judge it, take a published one, or send one to the hub.",
     no_args_is_help=True,
 )
 
@@ -235,3 +235,36 @@ def show(
     from gambit.cli import scorer_work
 
     return scorer_work.show(scorer, as_json=as_json)
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub name, or the folder of a model called like it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+@command("get")
+def get(model: Model, as_json: AsJson = False) -> int:
+    """Fetch the scorer that is published for a model, check it and keep it where searches look."""
+    from gambit.cli import scorer_published
+
+    return scorer_published.get(model, as_json=as_json)
+
+
+@command("list")
+def list_published(as_json: AsJson = False) -> int:
+    """List the models for which a scorer is published, and which of them are on this machine."""
+    from gambit.cli import scorer_published
+
+    return scorer_published.show_list(as_json=as_json)
+
+
+@command("push")
+def push(
+    scorer: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint (.safetensors).")],
+    repository: Annotated[str, typer.Argument(metavar="ORG/REPO", help="On the hub; made if there is none.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that others cannot read.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Print the card and send nothing.")] = False,
+) -> int:
+    """Send a scorer to the hub, with a card of its figures; others name it as --scorer hf:ORG/REPO."""
+    from gambit.cli import scorer_published
+
+    return scorer_published.push_scorer(scorer, repository, is_private=private, only_card=card)

@@ -28,8 +28,9 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import EngineError, StorageError, UserError
 from gambit.events import Json
 from gambit.models import files as models
+from gambit.scorers.authors import load_torch_scorer
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.checkpoint import import_published, load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
 from gambit.text.boundary import check_boundary_rule
@@ -311,9 +312,11 @@ def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
 def import_checkpoint(file: Path, options: ImportOptions) -> int:
     check_replaceable(options.out, CHECKPOINT)
     info = _import_info(options)
-    scorer = import_published(file, info)
+    scorer = load_torch_scorer(file, info)
     save_checkpoint(scorer, options.out, {"training": {"imported_from": file.name}})
-    put(f"{options.out}: mlp for {info.base_model}, hidden size {scorer.info.hidden_size}, state {info.state_position}")
+    made = scorer.info
+    put(f"{options.out}: {made.architecture} for {info.base_model}, hidden size {made.hidden_size}, "
+        f"state {made.state_position}")  # fmt: skip
     if info.base_model_hash is None:
         say(f"note: the weights of {options.base_model} are not on this disk, so the checkpoint holds no hash of them")
     return OK

@@ -76,7 +76,7 @@ def _check(settings: ServeSettings, engine: EngineConfig) -> None:
     if settings.out_dir is not None:
         check_writable(settings.out_dir)
     check_engine(engine)
-    check_model(engine.model)
+    check_model(engine.model, is_offline=engine.offline)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gambit.cli.terminal import say, warn
 from gambit.engines.vllm import installed
-from gambit.errors import GambitWarning
+from gambit.errors import GambitNote, GambitWarning
 
 if TYPE_CHECKING:
     from gambit.cluster.engines import EnginePool
@@ -32,10 +32,12 @@ QUIET = {
 }
 
 
-def check_model(model: str, *, is_quiet: bool = False) -> None:
+def check_model(model: str, *, is_quiet: bool = False, is_offline: bool = False) -> None:
     """Raises for a model that is not to be found. A download from the hub is announced, since it may take a while."""
     from gambit.models import files
 
+    if is_offline:
+        files.go_offline()
     if files.must_be_fetched(model) and not is_quiet:
         say(f"{model} is not on this machine: fetching it from {files.hub_address()}")
     with only_our_warnings(is_quiet=is_quiet):
@@ -103,7 +105,7 @@ def only_our_warnings(
     ) -> None:  # fmt: skip
         if issubclass(category, GambitWarning) and not is_quiet:
             with paused():
-                warn(str(message))
+                (say if issubclass(category, GambitNote) else warn)(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,7 +132,10 @@ def needs_in_cluster(
 def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None = None) -> SolverMaker:
     """Returns the description of a solver, with the environment that commands give to libraries."""
     from gambit.cluster.work import SolverMaker, fitting_options
+    from gambit.models.files import locate
+    from gambit.scorers.choice import scorer_to_send
 
+    scorer = scorer or scorer_to_send(engine.scorer, locate(engine.model), engine.model)
     return SolverMaker(fitting_options(engine, needs), scorer, library_settings())
 
 

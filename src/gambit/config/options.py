@@ -240,10 +240,12 @@ class EngineConfig(CheckedModel):
     dtype: str = Field("auto", description="type of its weights: auto, float32, float16 or bfloat16")
     scorer: str = Field(
         "auto",
-        description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own; "
+        description="checkpoint file, hf:ORG/REPO, published, a further one of the model's by name, confidence, "
+        "constant; auto: its own, or the published one; "
         "verifier:[FORMAT:]FOLDER, verifier:NAME or verifier:http://…: a verifier that reads thoughts",
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
+    offline: bool = Field(False, description="fetch nothing: use models and scorers as they are on this machine")
     kv_budget_tokens: TokensInAll | None = Field(
         None, description="tokens in the KV cache; default: what fits into memory"
     )

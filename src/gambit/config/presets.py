@@ -298,7 +298,7 @@ def _pool(
     safer: list[tuple[float, PoolSettings]] = []
     if trust is not None and trust.spread:
         divides = chosen.islands
-        for other in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
+        for other in (each for each in RULES if each.from_auc < rule.from_auc):  # a search may fall back more than once
             islands, swaps, warmup_tokens = by_rule(other, divides)
             if islands > divides:
                 divides = islands

@@ -62,6 +62,7 @@ class ScorerTrust(BaseModel):
     # The deviation of the scores of a problem's traces after so many THOUGHTS (`spread_of`), averaged over problems;
     # None where too few traces had as many.
     spread: Widths = ()
+    is_published: bool = Field(default=False, alias="published")  # by others for exactly this model's weights
     # Of these problems' traces: a warm-up follows from how long traces are.
     median_tokens: Annotated[float, Field(ge=1, le=LONGEST_TRACE)] | None = None
 
@@ -114,10 +115,14 @@ RULES = (
 )
 
 
+# A published scorer is made for its model, but how well it ranks is not known: few swaps, and by clear leads alone.
+UNJUDGED = RULES[1]._replace(margin=MARGIN)
+
+
 def rule_for(trust: ScorerTrust | None) -> TrustRule:
-    """Returns the rule for a scorer; the safest if it was never judged, or on too few problems."""
+    """Returns the rule for a scorer; the safest for one that is not judged, on enough problems, and not published."""
     if trust is None or not trust.is_judged:
-        return RULES[-1]
+        return UNJUDGED if trust is not None and trust.is_published else RULES[-1]
     return next(rule for rule in RULES if trust.halfway >= rule.from_auc)
 
 
@@ -125,6 +130,10 @@ def reason_for(trust: ScorerTrust | None) -> str:
     """Returns the reason for the rule, as half a sentence."""
     if trust is None:
         return "nobody has judged the scorer, so islands are small; `gambit scorer eval --write` judges it"
+    if trust.is_published and not trust.is_judged:
+        return (
+            f"the scorer for {trust.base_model} is published, not judged by us; `gambit scorer eval --write` judges it"
+        )
     found = f"the scorer's AUC at half-way is {trust.halfway:.2f} on {trust.num_problems} problems"
     if not trust.is_judged:
         return f"{found}, fewer than the {FEWEST_PROBLEMS} that would count"

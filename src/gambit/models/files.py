@@ -78,7 +78,7 @@ def _mistake_in(model: str) -> str | None:
 def must_be_fetched(model: str) -> bool:
     """Returns True if all of the model has to come from the hub."""
     is_here = named_model(model) is not None or Path(model).is_dir() or folder_on_disk(model) is not None
-    return not is_here and _mistake_in(model) is None and not _is_offline()
+    return not is_here and _mistake_in(model) is None and not is_offline()
 
 
 def side_file(model: str, filename: str) -> Path | None:
@@ -162,13 +162,18 @@ def name_of(model: str) -> str:
 
 def hidden_size_on_disk(model: str) -> int | None:
     """Reads the hidden size from a model's config, without loading it; None where it is not on this disk."""
+    return number_on_disk(model, "hidden_size")
+
+
+def number_on_disk(model: str, name: str) -> int | None:
+    """Returns a number in a model's config; None if it has none, or is not on this disk."""
     path = _on_disk(model, "config.json")
     if path is None:
         return None
     raw = _read_json(path)
     nested = raw.get("text_config")
-    size = raw.get("hidden_size") or (nested.get("hidden_size") if isinstance(nested, dict) else None)
-    return size if isinstance(size, int) else None
+    found = raw.get(name) or (nested.get(name) if isinstance(nested, dict) else None)
+    return found if isinstance(found, int) else None
 
 
 def weight_hash(model: str) -> str | None:
@@ -234,7 +239,7 @@ def hub_address() -> str:
     return constants.ENDPOINT
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
     """Returns True if the user set it so, or if the hub was silent."""
     from huggingface_hub import is_offline_mode
 
@@ -246,9 +251,9 @@ def _fetch_config(model: str) -> None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    if _is_offline():
+    if is_offline():
         raise _refused(model, f"the hub is not asked: {OFFLINE} is set")
-    if (reason := _silence()) is not None:
+    if (reason := hub_silence()) is not None:
         raise _refused(model, f"the hub cannot be reached: {hub_address()} does not answer ({reason})")
     try:
         hf_hub_download(model, "config.json")
@@ -258,14 +263,19 @@ def _fetch_config(model: str) -> None:
         raise _refused(model, f"the hub says: {first_line(error)}") from error
 
 
-def _work_offline_if_silent(model: str) -> None:
-    """Keeps libraries from requesting optional files of a cached model from a hub that does not answer."""
+def go_offline() -> None:
+    """Makes this process, and those that it starts, request nothing from a hub."""
     from huggingface_hub import constants
 
-    if _is_offline() or (reason := _silence()) is None:
-        return
-    os.environ[OFFLINE] = "1"  # of the processes that an engine starts
+    os.environ[OFFLINE] = "1"
     constants.HF_HUB_OFFLINE = True
+
+
+def _work_offline_if_silent(model: str) -> None:
+    """Keeps libraries from requesting optional files of a cached model from a hub that does not answer."""
+    if is_offline() or (reason := hub_silence()) is None:
+        return
+    go_offline()
     warnings.warn(f"{hub_address()} does not answer ({reason}): {model} is used as it lies in this machine's cache",
                   GambitWarning, stacklevel=2)  # fmt: skip
 
@@ -274,7 +284,7 @@ def _refused(model: str, reason: str) -> UserError:
     return UserError(f"cannot load model {model!r}: there is no such folder, and {reason}")
 
 
-def _silence() -> str | None:
+def hub_silence() -> str | None:
     """Returns the reason why nothing answers; None if something does, even with an error."""
     try:
         with urlopen(Request(hub_address(), method="HEAD"), timeout=HUB_SECONDS):

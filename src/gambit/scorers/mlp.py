@@ -1,4 +1,4 @@
-"""The two-layer scorer of STEP, by itself and blended with token confidence."""
+"""The two-layer scorer of STEP, by itself and blended with token confidence, and the authors' deeper ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Weights = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]  # W₁, b₁, W₂, b₂
 TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
+KINDS = ("weight", "bias")  # of a layer's tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,34 @@ class MlpScorer:
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         return _sigmoid(self.logits(thoughts.states))
+
+
+@dataclass(frozen=True, slots=True)
+class DeepMlpScorer:
+    """The authors' MLPs of more than two layers: sigmoid of the last, ReLU between them, in `MlpScorer`'s precision."""
+
+    info: ScorerInfo
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # weight and bias of each
+    architecture: ClassVar[str] = "deep-mlp"
+    shape_metadata: ClassVar[dict[str, object]] = {}
+    is_recordable: ClassVar[bool] = True
+
+    def to(self, device: torch.device) -> DeepMlpScorer:
+        return DeepMlpScorer(self.info, tuple((weight.to(device), bias.to(device)) for weight, bias in self.layers))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = ((f"net.{2 * place}", layer) for place, layer in enumerate(self.layers))
+        return {f"{name}.{what}": tensor for name, layer in named for what, tensor in zip(KINDS, layer, strict=True)}
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        import torch
+        from torch.nn.functional import linear, relu
+
+        dtype = torch.float64 if thoughts.states.device.type == "cpu" else torch.float32
+        x = thoughts.states.to(dtype)
+        for place, (weight, bias) in enumerate(self.layers):
+            x = linear(relu(x) if place else x, weight.to(dtype), bias.to(dtype))
+        return _sigmoid(x.squeeze(-1).float())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from gambit.types import Aggregation
 
 ARCHITECTURE = "sequence"
 SHAPE = "shape"  # its place in the metadata
-_ROPE_BASE = 10_000.0
 _GATHERED = 1 << 25  # numbers, of keys or values of one layer: 128 MiB
 
 
@@ -47,15 +47,18 @@ class SequenceShape:
     layers: int = 2
     heads: int = 4
     max_thoughts: Annotated[int, Field(validation_alias=AliasChoices("max_thoughts", "max_steps"))] = 1024
+    mlp_width: int | None = None  # None: two thirds of four times the width, as SwiGLU has three matrices
+    rope_base: float = 10_000.0
 
     def __post_init__(self) -> None:
-        if min(dataclasses.astuple(self)) < 1 or self.width % (2 * self.heads):
+        given = [value for value in dataclasses.astuple(self) if value is not None]
+        if not min(given) >= 1 or not math.isfinite(self.rope_base) or self.width % (2 * self.heads):
             raise ShapeError(f"{self}: everything must be positive, and width a multiple of twice the heads")
 
     @property
-    def mlp_width(self) -> int:
-        """Two thirds of the usual four, since SwiGLU has three matrices; a multiple of eight."""
-        return -(-self.width * 8 // 24) * 8
+    def inner_width(self) -> int:
+        """The width between the matrices of a block's MLP, by default a multiple of eight."""
+        return self.mlp_width or -(-self.width * 8 // 24) * 8
 
 
 class SequenceNetwork(nn.Module):
@@ -114,8 +117,8 @@ class Block(nn.Module):
         self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.mix = nn.Linear(shape.width, shape.width, bias=False)
         self.mlp_norm = nn.LayerNorm(shape.width)
-        self.gate_up = nn.Linear(shape.width, 2 * shape.mlp_width, bias=False)
-        self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
+        self.gate_up = nn.Linear(shape.width, 2 * shape.inner_width, bias=False)
+        self.down = nn.Linear(shape.inner_width, shape.width, bias=False)
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
         query, key, value = self._project(x, rotation)
@@ -162,7 +165,7 @@ class Rotation:
     def at(cls, thoughts: Tensor, shape: SequenceShape) -> Rotation:
         """Returns the rotation at [thoughts], alike for all of a batch, or at [batch, 1]."""
         half = shape.width // shape.heads // 2
-        speeds = _ROPE_BASE ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
+        speeds = shape.rope_base ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
         angles = thoughts.float()[..., None] * speeds
         angles = angles if thoughts.dim() == 1 else angles[:, None]
         return cls(angles.cos(), angles.sin())
@@ -224,10 +227,17 @@ def load_sequence(
     """Returns the scorer in a checkpoint, its shapes checked against its own metadata."""
     described = json.dumps(metadata.get(SHAPE))
     shape = record_in(SequenceShape, described, f"the {SHAPE} in {path}", "a sequence scorer's", FIX)
+    return sequence_scorer(f"{path}", info, shape, tensors)
+
+
+def sequence_scorer(
+    where: str, info: ScorerInfo, shape: SequenceShape, tensors: Mapping[str, Tensor]
+) -> SequenceScorer:
+    """Returns a scorer of these weights; raises if they do not fit the shape."""
     network = SequenceNetwork(shape)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: the weights are not those of {shape}: {reason}; {FIX}") from error
+        raise UserError(f"{where}: the weights are not those of {shape}: {reason}; {FIX}") from error
     return SequenceScorer(info, network.eval().requires_grad_(False))

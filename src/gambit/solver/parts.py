@@ -10,7 +10,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import Engine, start_engine
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
-from gambit.scorers.checkpoint import load_scorer, model_scorer
+from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
 from gambit.text.boundary import BoundaryRule, boundary_rule, check_boundary_rule
@@ -26,6 +26,8 @@ class SolverParts:
 
     def __init__(self, config: EngineConfig, scorer: str | Scorer | Verifier) -> None:
         """Loads and starts everything; a failure leaves nothing running."""
+        if config.offline:
+            models.go_offline()
         found = parse_scorer(config.scorer)
         name = found if isinstance(found, VerifierName) else None
         self.config = config

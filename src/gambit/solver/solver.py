@@ -19,7 +19,7 @@ from gambit.models import files as models
 from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
-from gambit.scorers.checkpoint import warn_of_other_weights
+from gambit.scorers.choice import warn_of_other_weights
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search

@@ -51,8 +51,10 @@ def refusal(folder: Path, error: OSError | ValueError) -> UserError:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder for this process; raises at once if another process has locked it.
+def locked(
+    folder: Path, seconds: float = 0.0, fix: str = "wait until it has ended, or choose another --out"
+) -> Iterator[None]:
+    """Locks a folder for this process; raises if another process has it locked for so many `seconds`.
 
     The operating system frees the lock when the process ends, however it ends: a file that a killed process leaves
     behind is no lock. On a file system without locks the run goes on with a warning.
@@ -60,12 +62,11 @@ def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = folder / LOCK_FILE
-    lock = FileLock(path, blocking=False, fallback_to_soft=False)
+    lock = FileLock(path, timeout=seconds, fallback_to_soft=False)
     with made_folder(folder):
         try:
             lock.acquire()
         except Timeout as error:
-            fix = "wait until it has ended, or choose another --out"
             raise UserError(f"another run is writing to {folder}: {fix}") from error
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:

@@ -17,11 +17,13 @@ from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, check_fit, made_for
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
+from gambit.scorers.choice import scorer_file
+from gambit.scorers.published import trained_on
 from gambit.stats import Interval, Ints
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import SHARES, Rated, ScorerReport, compare, conclusions, rated_by, spreads, trust_of
 from gambit.training.ranking import QUARTERS
-from gambit.training.storage import read_header
+from gambit.training.storage import read_header, read_index
 from gambit.training.verifier.passages import read_traces, with_prompts
 from gambit.types import StatePosition
 from gambit.verifiers.lora import LoraVerifier
@@ -93,6 +95,12 @@ def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
                             "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
+        if name.endswith(".safetensors"):
+            problems = [problem for entry in read_index(folder) for problem in entry.problems]
+            problem_set, known = trained_on(Path(name), [problem.question for problem in problems])
+            if known:
+                raise UserError(f"--write: {name} was trained on {problem_set}, and {known} of this collection's "
+                                f"{len(problems)} problems are from it: judge it on others")  # fmt: skip
 
 
 def write_figures(names: Sequence[str], report: ScorerReport) -> None:
@@ -111,7 +119,7 @@ def _found(name: str, model: str) -> str:
     """Returns the file of a scorer of the model's own; other names as they are."""
     if not isinstance(parse_scorer(name), str) or registry.knows("gambit.scorers", name):
         return name
-    path = models.scorer_file(models.locate(model) if models.named_model(model) is not None else model, name)
+    path = scorer_file(name, models.locate(model) if models.named_model(model) is not None else model)
     if path is None:
         known = ", ".join(registry.names("gambit.scorers"))
         raise UserError(f"unknown scorer {name!r}: give a file, the folder of a verifier, {known}, or a "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gambit.errors import UserError
 from gambit.models import files as models
-from gambit.scorers.checkpoint import is_checkpoint_file
+from gambit.scorers.choice import is_checkpoint_file
 from gambit.verifiers.families import FAMILIES, Family, family_of
 from gambit.verifiers.lora_folder import is_verifier
 
