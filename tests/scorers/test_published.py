@@ -335,7 +335,7 @@ def test_it_is_not_judged_on_the_problems_it_was_trained_on(online, model, hub, 
     table = json.loads((tmp_path / "table.json").read_text())
     table["problem_sets"]["tiny_set"] = "00000000" + published.question_hash(f"  {index['problems'][0]['question']}\n")
     (tmp_path / "table.json").write_text(json.dumps(table))
-    with pytest.raises(UserError, match="was trained on tiny_set, and 1 of this collection's 3 problems are from it"):
+    with pytest.raises(UserError, match="was trained on tiny_set, and 1 of these 3 problems are from it"):
         check_writable_trust(names, folder, "auto")
 
 
@@ -425,3 +425,30 @@ def test_a_scorer_goes_to_the_hub_with_a_card_and_is_used_from_there(online, hub
     assert code == 2 and "hf:org/none: scorer.safetensors cannot be fetched: " in err
     code, _, err = ended(gambit(online, "solve", "a=1", *flags, "--scorer", "hf:none", "--out", tmp_path / "4"))
     assert code == 2 and "'hf:none': give hf:ORG/REPO, or hf:ORG/REPO@REVISION" in err
+
+
+@pytest.mark.slow
+def test_a_models_own_scorer_is_judged_in_one_command(online, model, tmp_path):
+    """The tiny model answers 7 or 8 as it likes, so that many problems have right and wrong traces."""
+    problems = tmp_path / "p.jsonl"
+    rows = [{"id": f"p{i}", "question": f"{'abcd'[i % 4]}={i}", "answer": "78"[i % 2]} for i in range(4)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--problems", problems, "--traces", "6", "--max-new-tokens", "60", "--device", "cpu")
+    command = ("scorer", "eval", model, *options, "--data", tmp_path / "data", "--write", "--json")
+    code, out, err = ended(gambit(online, *command))
+    assert code == 0, err
+    assert (
+        "collecting 4 problems, 24 traces and about 720 tokens (30 a trace); a scorer counts as judged from 20" in err
+    )
+    assert "that takes 40 problems, 240 traces and about 7,200 tokens" in err
+    report = out[out.index("{") :]
+    assert json.loads(report)["num_traces"] == 24 and (tmp_path / "data" / "index.jsonl").is_file()
+    assert read_metadata(scorer_file("auto", model))["metrics"]["test"]["source"] == "p.jsonl"
+    table = json.loads((tmp_path / "table.json").read_text())
+    table["problem_sets"]["tiny_set"] = published.question_hash("a=0")
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    code, _, err = ended(gambit(online, *command[:-3], tmp_path / "other", "--write"))
+    assert code == 2 and "was trained on tiny_set, and 1 of these 4 problems are from it" in err
+    assert not (tmp_path / "other").exists()
+    code, _, err = ended(gambit(online, "scorer", "eval", "confidence"))
+    assert code == 2 and "give --data FOLDER, or --problems" in err

@@ -170,7 +170,14 @@ def train(options: TrainOptions) -> int:
 class EvalOptions(CheckedModel):
     """The options of `gambit scorer eval`."""
 
-    data: Path = Field(description=COLLECTION, json_schema_extra=FOLDER)
+    data: Path | None = Field(None, description=COLLECTION, json_schema_extra=FOLDER)
+    problems: str | None = Field(
+        None,
+        description="with a MODEL for the SCORER: judge its own scorer on these, collected first (as in `collect`)",
+    )
+    traces: int = Field(16, ge=2, le=1_000_000, description="with --problems: traces a problem")
+    limit: int | None = Field(None, ge=1, le=MANY, description="with --problems: first problems only")
+    max_new_tokens: int | None = Field(None, ge=1, le=MANY, description="with --problems: longest trace")
     part: str = Field(
         AUTO, description="all, test, validation, train; auto: test of the collection it was trained on, else all"
     )
@@ -190,7 +197,7 @@ class EvalOptions(CheckedModel):
 def evaluate(
     scorers: Annotated[
         list[str],
-        typer.Argument(metavar="SCORER...", help="Checkpoints, folders of verifiers, or registered scorers."),
+        typer.Argument(metavar="SCORER...", help="Checkpoints, folders of verifiers, registered scorers, or a model."),
     ],
     options: EvalOptions,
 ) -> int:

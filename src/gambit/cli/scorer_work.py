@@ -31,7 +31,13 @@ from gambit.models import files as models
 from gambit.scorers.authors import load_torch_scorer
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
-from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
+from gambit.storage.problems import (
+    MANY_SUFFIXES,
+    check_not_empty,
+    columns_of,
+    read_problem_file,
+    shard_of,
+)
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
 from gambit.text.boundary import check_boundary_rule
 from gambit.training import collect as collecting
@@ -64,7 +70,7 @@ MOST_REASONS = 5
 def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     check_boundary_rule(options.boundary)
     first, every = shard_of(options.shard)
-    tasks = _tasks(options)[first::every]
+    tasks = tasks_of(options)[first::every]
     check_not_empty(options.shard, len(tasks))
     values = options.model_dump()
     positions = tuple(StatePosition) if options.state_position == "both" else (StatePosition(options.state_position),)
@@ -140,7 +146,7 @@ def say_refused(reasons: Sequence[str]) -> None:
         say(f"left out: {reason}", style="yellow")
 
 
-def _tasks(options: CollectOptions) -> list[Task]:
+def tasks_of(options: CollectOptions) -> list[Task]:
     """Returns the problems of a file or of a generator, each with its answer."""
     source, limit = options.problems, options.limit
     columns = columns_of(options.columns)
@@ -274,9 +280,15 @@ def export(folder: str, out: Path, model: str | None, device: str) -> int:
 
 
 def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
+    if options.problems is not None:
+        from gambit.cli.scorer_published import collected_for
+
+        scorers, options = collected_for(scorers, options)
+    if (data := options.data) is None:
+        raise UserError("no collection to judge by: give --data FOLDER, or --problems to make one with a model")
     names, out, plot = [trained_scorer(each) for each in scorers], options.out, options.plot
     if options.write:
-        check_writable_trust(names, options.data, options.part)
+        check_writable_trust(names, data, options.part)
     if out is not None:
         check_replaceable(out, ".json")
     if plot is not None:
@@ -286,7 +298,7 @@ def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
         check_installed()
     with only_our_warnings():
         found = judge_scorers(
-            names, options.data, options.part, device=options.device, model=options.model,
+            names, data, options.part, device=options.device, model=options.model,
             skip_corrupted=options.skip_corrupted, warn=warn,
         )  # fmt: skip
     if options.write:

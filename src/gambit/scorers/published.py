@@ -89,19 +89,19 @@ class PublishedScorer(_Row):
             return False
 
 
-class Table(_Row):
+class PublishedTable(_Row):
     """Published scorers, and the problems they were trained on: hashes of the questions, one after the other."""
 
     scorers: tuple[PublishedScorer, ...]
     problem_sets: dict[str, str] = Field(default_factory=dict)
 
 
-def tables() -> list[Table]:
+def tables() -> list[PublishedTable]:
     """Returns the user's own table, where there is one, and Gambit's."""
     own = os.environ.get(MORE_TABLES)
     files = [*([Path(own)] if own else []), TABLE]
     fix = f"mend it, or unset {MORE_TABLES}"
-    return [read_record(Table, file, "a table of published scorers", fix) for file in files]
+    return [read_record(PublishedTable, file, "a table of published scorers", fix) for file in files]
 
 
 def published_scorers() -> list[PublishedScorer]:
@@ -143,6 +143,11 @@ def published_scorer(model: str) -> Scorer | None:
     """
     row = row_for(model)
     return None if row is None else trusted(load_checkpoint(fetched_for(row, model)), row)
+
+
+def fetched_file(model: str) -> Path:
+    """Returns the file of the scorer that is published for these weights; raises if there is none."""
+    return fetched_for(known_row(model), model)
 
 
 def trusted(scorer: Scorer, row: PublishedScorer) -> Scorer:

@@ -96,11 +96,15 @@ def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
                             "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
         if name.endswith(".safetensors"):
-            problems = [problem for entry in read_index(folder) for problem in entry.problems]
-            problem_set, known = trained_on(Path(name), [problem.question for problem in problems])
-            if known:
-                raise UserError(f"--write: {name} was trained on {problem_set}, and {known} of this collection's "
-                                f"{len(problems)} problems are from it: judge it on others")  # fmt: skip
+            check_unseen(Path(name), [problem.question for entry in read_index(folder) for problem in entry.problems])
+
+
+def check_unseen(checkpoint: Path, questions: Sequence[str]) -> None:
+    """Refuses figures of problems that a published scorer was trained on."""
+    problem_set, known = trained_on(checkpoint, questions)
+    if known:
+        raise UserError(f"--write: {checkpoint} was trained on {problem_set}, and {known} of these {len(questions)} "
+                        "problems are from it: judge it on others")  # fmt: skip
 
 
 def write_figures(names: Sequence[str], report: ScorerReport) -> None:
