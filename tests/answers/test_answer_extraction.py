@@ -32,6 +32,19 @@ BOXED = {
     r"\boxed{\frac{1}{2} or \boxed{3}": "3",
     "no box": None,
     "": None,
+    # Without a box, what is stated after the thinking.
+    "</think>**Final Answer:** 48": "48",
+    "</think>\nTherefore the answer is $\\frac{4}{9}$. We are done.": r"\frac{4}{9}",
+    "</think>**Answer**: \\(8√10\\)": "8√10",
+    "</think>The answer is \\[m+n = 279\\]": "m+n = 279",
+    "</think>The answer is $5$ for one, but for all the answer is $12$.": "12",
+    "</think>Final answer:\n\n279.": "279",
+    "</think>The answer is 12 square units. Check it.": "12 square units",
+    "</think>The answer is that nobody can know how many.": None,
+    "</think>The answer is $7$: \\boxed{70": None,
+    "<think>So the answer is 48": None,
+    "the answer is 48": None,
+    "\\boxed{3}</think>The answer is 4.": "3",
 }
 
 
@@ -45,6 +58,9 @@ CHOICES = {
     r"\boxed{\textbf{(D)}\ 12}": "D",
     r"\boxed{B. 12 apples}": "B",
     r"\boxed{b}": "B",
+    r"\boxed{\text{Option C}}": "C",
+    r"\boxed{\text{option (d)}}": "D",
+    r"\boxed{\text{Choice B.}}": "B",
     "Answer: B": "B",
     "Answer: A\nNo: Answer: B": "B",
     "**Answer:** C": "C",

@@ -47,8 +47,35 @@ BOX_PARTS = re.compile(
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Returns the last non-empty, balanced \boxed{...}: after the thinking if there is one, else anywhere."""
+    r"""Returns the last non-empty, balanced \boxed{...}: after the thinking if there is one, else anywhere.
+
+    Without any box, not even one that was cut off, it is what the text after the thinking states: Final Answer: 48.
+    """
+    return _boxed(text) or _stated_answer(text)
+
+
+def _boxed(text: str) -> str | None:
     return _last_box(_final_part(text)) or _last_box(text)
+
+
+STATES_ANSWER = re.compile(r"\banswer\b[*_]*+\s*+(?:is\b|:)[*_:\s]*+", re.IGNORECASE)
+BOX = re.compile(r"\\(?:boxed|fbox)")
+DELIMITED = re.compile(r"\$\$?([^$]++)\$|\\\(((?:(?!\\\)).)++)\\\)|\\\[((?:(?!\\\]).)++)\\\]")
+PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+MOST_WORDS = 3  # as in 12 square centimeters; more are a sentence
+
+
+def _stated_answer(text: str) -> str | None:
+    """Returns the answer that the final part states in words; None inside the thinking, or where a box was begun."""
+    _, end, final = text.rpartition(THINK_END)
+    *_, last = [0, *(phrase.end() for phrase in STATES_ANSWER.finditer(final))]
+    if not end or not last or BOX.search(final):
+        return None
+    said = final[last:].partition("\n")[0].strip()
+    if (formula := DELIMITED.match(said)) is not None:
+        return _short(formula[formula.lastindex or 0].strip())
+    said = said.partition(". ")[0].strip(" .*_`")
+    return _short(said) if len(PROSE_WORD.findall(said)) <= MOST_WORDS else None
 
 
 def _final_part(text: str) -> str:
@@ -77,7 +104,7 @@ def _is_answer(text: str, start: int, end: int) -> bool:
 
 
 EMPHASIS = r"[\s*_`\"'$\[{]{0,5}+(?:\\(?:text|textbf|mathrm|mathbf)\{)?+"
-CHOICE_IN_BOX = re.compile(r"\(?([A-D])(?:\)|[.:,]|$)")
+CHOICE_IN_BOX = re.compile(r"(?:(?i:option|choice) ?\(?(?P<named>[A-Da-d])|\(?(?P<alone>[A-D]))(?:\)|[.:,]|$)")
 CHOICE_AFTER_ANSWER = re.compile(
     rf"(?i:\b(?:answer|correct (?:choice|option))\b){EMPHASIS}(?:(?i:is)\b)?{EMPHASIS}[:=]?{EMPHASIS}"
     rf"(?:(?i:choice|option)\b)?{EMPHASIS}"
@@ -90,9 +117,9 @@ PARENTHESISED_CHOICE = re.compile(r"\(([A-D])\)")
 
 
 def extract_choice(text: str) -> str | None:
-    box = extract_boxed(text)
+    box = _boxed(text)
     match = CHOICE_IN_BOX.match(canonical(box)) if box else None
-    return match.group(1) if match else _stated_choice(_final_part(text))
+    return match[match.lastgroup or 0].upper() if match else _stated_choice(_final_part(text))
 
 
 def _stated_choice(text: str) -> str | None:
@@ -129,20 +156,20 @@ COUNTED_NOUN = re.compile(rf"({PLAIN_NUMBER.pattern})\s[A-Za-z][A-Za-z ]+")
 
 def extract_number(text: str) -> str | None:
     """Returns the last box, else the last number of the final part, as written (sign, separators, base, percent)."""
-    if box := extract_boxed(text):
+    if box := _boxed(text):
         noun = COUNTED_NOUN.fullmatch(box)
         return noun.group(1) if noun else box
     numbers = PLAIN_NUMBER.findall(_final_part(text))
     return _short(CURRENCY.sub("", numbers[-1])) if numbers else None
 
 
-ANSWER_PHRASE = re.compile(r"\banswer\b[*_]*+\s*+(?:is\b|:)[*_:\s]*+(\S.*+)", re.IGNORECASE)
+ANSWER_PHRASE = re.compile(rf"{STATES_ANSWER.pattern}(\S.*+)", re.IGNORECASE)
 
 
 def extract_text(text: str) -> str | None:
     final = _final_part(text)
     phrases = ANSWER_PHRASE.findall(final)
-    found = extract_boxed(text) or (phrases[-1] if phrases else _last_line(final))
+    found = _boxed(text) or (phrases[-1] if phrases else _last_line(final))
     return _short(found.strip().rstrip(".").strip('*_`"').rstrip(".").strip()) if found else None
 
 

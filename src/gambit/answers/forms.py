@@ -252,6 +252,8 @@ WORDS = r"(?:[A-Z]{2,4}|[A-Za-z]{3,})(?: [A-Za-z]+)*"  # xy = 5 is an equation, 
 SEGMENT = r"(?:m ?)?\\(?:angle|overline|vec|bar|hat|triangle) ?\{?[A-Za-z]+\}?|\|[A-Z]{1,2}\||\[[A-Z]{3,6}\]"
 CALL = rf"{LETTER}(?:\^\{{-1\}})?\([^()=]*\)"
 INTEGER = re.compile(r"-?[0-9]{1,99}")
+TERM = rf"(?:10*)?{LETTER}"
+SUM = re.compile(rf"{TERM}(?:[-+]{TERM})+")  # what a problem asks for, as in m+n = 279
 NAME = re.compile(rf"{LETTER}|{WORDS}|{SEGMENT}|{CALL}|\({LETTER}(?:, ?{LETTER})+\)")
 
 
@@ -262,6 +264,8 @@ def _split_name(text: str) -> tuple[str, str]:
         return "", text
     if NAME.fullmatch(parts[0]):
         return parts[0].replace(", ", ","), parts[-1]
+    if len(parts) == 2 and SUM.fullmatch(parts[0]) and CONSTANT.fullmatch(parts[1]) and parts[1] != "0":
+        return parts[0], parts[1]
     if not all(CONSTANT.fullmatch(part) for part in parts[:-1]):
         return "", text
     if len(parts) == 2 and VARIABLE.fullmatch(parts[1]) and not CONSTANT.fullmatch(parts[1]):  # 5 = x
@@ -349,7 +353,10 @@ def are_equal(first: Form, second: Form, algebra: Algebra) -> bool:
     if first == second:
         return True
     if _are_equations(first, second):
-        are_constant = all(isinstance(form, Value) and CONSTANT.fullmatch(form.body) for form in (first, second))
+        are_constant = all(
+            isinstance(form, Value) and CONSTANT.fullmatch(form.body) and not SUM.fullmatch(form.name)
+            for form in (first, second)
+        )
         return not are_constant and algebra(str(first), str(second))
     left, right = replace(first, name=""), replace(second, name="")
     if isinstance(left, Value) and isinstance(right, Value):

@@ -263,6 +263,8 @@ UNICODE = str.maketrans(
 END = r"(?![A-Za-z])"
 TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname)"
 UNIT_TEXT = re.compile(rf"(?<=.){TEXT}\{{[\s~]*([A-Za-z]{{1,2}})\.?[\s~]*\}}")
+# The content of braces, with braces of its own to a depth of three, as in \mathbf{\frac{1+\sqrt{5}}{2}}.
+NESTED = r"(?:[^{}]++|\{(?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+\})*+"
 FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp"
 EDGES = (r"^[\s*=]+|[\s*]+$|(?<!\\)[\s.,;:]+$", "")
 REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -287,7 +289,9 @@ REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?:\{\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", r"^\\circ "),
         (rf"\\[dtc]frac{END}", r"\\frac"),
         (rf"\\dbinom{END}|\\tbinom{END}", r"\\binom"),
-        (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
+        (rf"{TEXT}\{{({NESTED})\}}", r" \1 "),
+        (r"√ ?([0-9]+(?:\.[0-9]+)?|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"√ ?(?=\{)", r"\\sqrt"),
         (rf"(?<![\\A-Za-z])(?:, ?)?(and|or){END}", r"\\l\1 "),
         (rf"(?<![\\A-Za-z])(pi|infty){END}", r"\\\1 "),
         (rf"(?<![\\A-Za-z])({FUNCTIONS}){END}(?=\s*[A-Za-z0-9({{\\_])", r"\\\1 "),
