@@ -1,19 +1,26 @@
 """Checkpoints of STEP and of the authors of Gambit score as their own code does, or are refused by a sentence."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from gambit.cli.app import app
+from gambit.config.options import SearchConfig
 from gambit.errors import UserError
+from gambit.events import Scored
 from gambit.scorers.authors import load_torch_scorer
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.sequence import SequenceScorer
+from gambit.solver import Solver
 from gambit.types import Aggregation, StatePosition
 from support.authors import CHECKPOINTS, FOLDER, SAMPLE, WHOLE
+from support.tiny import tiny_model, tiny_tokenizer
 
 NEAR = 1e-5  # by which scores may differ from theirs
 KNOWN = np.load(FOLDER / "authors_scores.npz")
@@ -138,3 +145,29 @@ def test_a_deep_scorer_is_the_same_on_its_device_and_in_any_batch():
     whole = scorer.score(ThoughtBatch(flat, torch.zeros(len(flat))))
     alone = torch.cat([moved.score(ThoughtBatch(row[None], torch.zeros(1))) for row in flat[:7]])
     assert torch.equal(whole[:7], alone)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", ["authors_mlp3", "authors_seq"])
+def test_a_search_takes_the_file_as_it_is_and_a_traces_score_is_the_mean_over_its_thoughts(name, tmp_path):
+    tiny_model(hidden_size=64, head_dim=16).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    scores = {}
+
+    def follow(event):
+        if isinstance(event, Scored):
+            for trace, score in zip(event.traces, event.scores, strict=True):
+                scores.setdefault(trace, []).append(score)
+
+    with Solver(str(tmp_path), scorer=str(FOLDER / f"{name}.pt"), engine="local", device="cpu") as solver:
+        config = SearchConfig(policy="sc", capacity=4, max_new_tokens=60, temperature=1.5, top_p=1.0, top_k=0)
+        result = solver.solve("a=1", config, on_event=follow)
+    assert max(map(len, scores.values())) > 1
+    for trace, found in scores.items():
+        assert result.traces[trace].score == pytest.approx(sum(found) / len(found), abs=1e-6)
+
+
+def test_what_a_torch_file_is_for_can_be_shown():
+    done = CliRunner().invoke(app, ["scorer", "show", str(FOLDER / "authors_seq.pt"), "--json"])
+    shown = json.loads(done.stdout)
+    assert (shown["architecture"], shown["aggregation"], shown["hidden_size"]) == ("sequence", "mean", 64)

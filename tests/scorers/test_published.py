@@ -355,7 +355,7 @@ def ended(process):
     return process.returncode, out, " ".join(err.split())
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_one_command_fetches_verifies_imports_and_searches_with_branches(online, hub, model, tmp_path):
     flags = ("--model", model, "--engine", "local", "--device", "cpu", "--capacity", "8", "--max-new-tokens", "200",
              "--warmup-tokens", "4", "--check-interval", "2", "--temperature", "1.5", "--top-p", "1",
@@ -371,7 +371,7 @@ def test_one_command_fetches_verifies_imports_and_searches_with_branches(online,
     assert hub.asked == [FIRST]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_processes_at_once_fetch_it_once(online, hub, tmp_path):
     hub.seconds = 1.0
     both = [gambit(online, "scorer", "get", MODEL) for _ in range(2)]
@@ -380,7 +380,7 @@ def test_two_processes_at_once_fetch_it_once(online, hub, tmp_path):
     assert hub.asked == [FIRST] and len(left_in(tmp_path / "cache")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_get_list_and_a_dry_run_say_what_there_is(online, hub, model, tmp_path):
     code, out, _ = ended(gambit(online, "scorer", "list", "--json"))
     rows = [json.loads(line) for line in out.splitlines()]
@@ -397,7 +397,7 @@ def test_get_list_and_a_dry_run_say_what_there_is(online, hub, model, tmp_path):
     assert "published, not judged by us" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_scorer_goes_to_the_hub_with_a_card_and_is_used_from_there(online, hub, model, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GambitNote)
@@ -427,7 +427,7 @@ def test_a_scorer_goes_to_the_hub_with_a_card_and_is_used_from_there(online, hub
     assert code == 2 and "'hf:none': give hf:ORG/REPO, or hf:ORG/REPO@REVISION" in err
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_models_own_scorer_is_judged_in_one_command(online, model, tmp_path):
     """The tiny model answers 7 or 8 as it likes, so that many problems have right and wrong traces."""
     problems = tmp_path / "p.jsonl"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import TypeAdapter
 from rich.table import Table
 
 from gambit.chains import FAMILIES, SYNTAX
@@ -28,7 +29,7 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import EngineError, StorageError, UserError
 from gambit.events import Json
 from gambit.models import files as models
-from gambit.scorers.authors import load_torch_scorer
+from gambit.scorers.authors import is_torch_file, load_torch_scorer
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.storage.problems import (
@@ -370,7 +371,8 @@ def _metadata_of(scorer: str) -> dict[str, Any]:
     if isinstance(found, VerifierName):
         return read_info(path).model_dump(mode="json")
     loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
-    return {**read_metadata(path), "layers": list(loaded.info.layers)}
+    described = TypeAdapter(ScorerInfo).dump_python(loaded.info, mode="json")
+    return described if is_torch_file(path) else {**read_metadata(path), "layers": described["layers"]}
 
 
 # -- tables and sentences ---------------------------------------------------------------------------------------

@@ -34,15 +34,14 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
             return own
         warning = NO_SCORER.format(model=model, guide=GUIDE)
         try:
-            if (own := published.published_scorer(source)) is not None:
-                return own
+            if published.row_for(source) is not None:
+                return published.published_scorer(source)
         except GambitError as error:
             warning = f"{error}; {GUIDE}"
         warnings.warn(warning, GambitWarning, stacklevel=3)
         name = "confidence"
     if name == published.NAME:
-        row = published.known_row(source)
-        return published.trusted(load_checkpoint(published.fetched_for(row, source)), row)
+        return published.published_scorer(source)
     if name.startswith(hub.SCHEME):
         return load_checkpoint(hub.fetched_file(name, models.SCORER_FILE))
     if is_checkpoint_file(name):
@@ -79,7 +78,7 @@ def fetch_published(name: str, source: str) -> None:
     """
     if name in (AUTO, published.NAME) and models.scorer_file(source, AUTO) is None:
         with suppress(GambitError):
-            published.published_scorer(source)
+            published.fetched_file(source)
 
 
 def scorer_to_send(name: str, source: str, model: str) -> Scorer | None:

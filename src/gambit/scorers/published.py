@@ -111,18 +111,15 @@ def published_scorers() -> list[PublishedScorer]:
 
 def row_for(model: str) -> PublishedScorer | None:
     """Returns the row of a hub name, or of a folder that is called like the model; None where it has none."""
-    path = Path(model)
-    if path.is_dir():
-        folder = path.resolve()
-        in_cache = folder.parent.name == "snapshots"  # models--ORG--NAME/snapshots/COMMIT
-        name = folder.parent.parent.name.replace("models--", "").replace("--", "/") if in_cache else folder.name
+    folder = Path(model).resolve()
+    if not folder.is_dir():
+        name = model.lower()
+    elif folder.parent.name == "snapshots":  # models--ORG--NAME/snapshots/COMMIT, in the hub's cache
+        name = folder.parent.parent.name.lower().removeprefix("models--").replace("--", "/")
     else:
-        name = model
-    wanted = name.lower()
-    return next(
-        (row for row in published_scorers() if wanted in (row.model.lower(), row.model.lower().rpartition("/")[2])),
-        None,
-    )
+        name = folder.name.lower()
+    names = ((row, row.model.lower()) for row in published_scorers())
+    return next((row for row, its in names if name in (its, its.rpartition("/")[2])), None)
 
 
 def known_row(model: str) -> PublishedScorer:
@@ -136,25 +133,12 @@ def known_row(model: str) -> PublishedScorer:
 # -- use -------------------------------------------------------------------------------------------------------
 
 
-def published_scorer(model: str) -> Scorer | None:
-    """Returns the scorer that is published for these weights, fetched where it is not in the cache.
-
-    None for a model without one. Raises where there is one that cannot be had or does not fit the model.
-    """
-    row = row_for(model)
-    return None if row is None else trusted(load_checkpoint(fetched_for(row, model)), row)
-
-
-def fetched_file(model: str) -> Path:
-    """Returns the file of the scorer that is published for these weights; raises if there is none."""
-    return fetched_for(known_row(model), model)
-
-
-def trusted(scorer: Scorer, row: PublishedScorer) -> Scorer:
-    """Returns the scorer with the trust that a published one has until it is judged."""
+def published_scorer(model: str) -> Scorer:
+    """Returns the scorer that is published for these weights, with the trust that it has until it is judged."""
+    scorer = load_checkpoint(fetched_file(model))
     if scorer.info.trust is not None and scorer.info.trust.is_judged:
         return scorer
-    trust = ScorerTrust(auc=(None,) * 4, num_problems=0, base_model=row.model, is_published=True)
+    trust = ScorerTrust(auc=(None,) * 4, num_problems=0, base_model=known_row(model).model, is_published=True)
     return dataclasses.replace(scorer, info=dataclasses.replace(scorer.info, trust=trust))  # type: ignore[type-var]
 
 
@@ -164,8 +148,9 @@ def cached_file(model: str) -> Path | None:
     return row.cache_file if row is not None and row.is_cached and misfit(row, model) is None else None
 
 
-def fetched_for(row: PublishedScorer, model: str) -> Path:
-    """Returns the file of a published scorer for a search with this model, which must have the row's shape."""
+def fetched_file(model: str) -> Path:
+    """Returns the file of the scorer that is published for these weights; raises if there is none or it is not here."""
+    row = known_row(model)
     if (reason := misfit(row, model)) is not None:
         raise UserError(reason)
     if row.is_cached:
