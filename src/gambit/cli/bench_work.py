@@ -150,12 +150,12 @@ def _show_plan(recipe: BenchRecipe) -> int:
     ]  # fmt: skip
     columns = ("method", "benchmark", "problems", "searches", "traces of each", "tokens of a trace", "tokens")
     _put_table(columns, rows, num_names=2)
+    engine = build(EngineConfig, recipe.engine)
+    if engine.scorer in ("auto", published.NAME) and (sentence := published.outlook(engine.model)) is not None:
+        typer.echo(sentence)
     num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
-    engine = build(EngineConfig, recipe.engine)
-    if engine.scorer in ("auto", published.NAME) and (sentence := published.outlook(engine.model)) is not None:
-        put(sentence)
     for missing in recipe.lacking():
         warn(f"the run itself would be refused here: {missing}")
     return OK
