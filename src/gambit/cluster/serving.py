@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -29,6 +28,7 @@ from gambit.results.result import SearchResult
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.solver import PendingSearch, Solver
+from gambit.solver.builder import SearchPlan
 from gambit.storage.run_folder import EventSink
 from gambit.text.boundary import THINK_END, THINK_START, boundary_rule
 from gambit.text.prompts import stop_ids
@@ -114,19 +114,10 @@ def submit_here(
     return pending
 
 
-@dataclass(frozen=True, slots=True)
-class ServedEnd:
-    """The result of a search on a replica, and the warnings and the kind of traces that `PendingSearch` has."""
-
-    result: SearchResult
-    notes: tuple[str, ...]
-    thinks: bool
-
-
 def run_served(
     problem: Problem, config: SearchConfig, has_notes: bool, solver: Solver, desk: JobDesk
-) -> ServedEnd | Failed:
-    """Searches for a client of the server, and sends events and notes; called in the process of a replica.
+) -> SearchResult | Failed:
+    """Searches for a client of the server; sends events, notes and at last the plan. Called in a replica's process.
 
     Returns what failed in this search alone: an exception would cost the engine its life.
     """
@@ -138,7 +129,9 @@ def run_served(
         if not pending.ticket.failed_alone:
             raise
         return Failed(str(error) or type(error).__name__, isinstance(error, UserError))
-    return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
+    assert pending.run is not None, "a search with a result has begun"
+    desk.send(pending.run.plan)
+    return dataclasses.replace(result, traces=())
 
 
 # -- in the process of the server ------------------------------------------------------------------------------
@@ -193,9 +186,11 @@ class RemoteSearch:
 
     # -- on the thread that follows its replica ----------------------------------------------------------------
 
-    def take(self, item: ev.Event | str) -> None:
-        """Takes an event or a note that its replica sent."""
-        if not isinstance(item, str):
+    def take(self, item: ev.Event | str | SearchPlan) -> None:
+        """Takes an event, a note or the plan that its replica sent."""
+        if isinstance(item, SearchPlan):
+            self.notes, self.thinks = item.notes, item.thinks
+        elif not isinstance(item, str):
             self._record = extended(self._record, item)
             self._sink.write(item)
         elif self._on_note is not None:
@@ -204,8 +199,7 @@ class RemoteSearch:
     def end(self, end: JobEnd) -> None:
         """Takes its end."""
         if not isinstance(end, Failed) and not isinstance(end.value, Failed):
-            self.notes, self.thinks = end.value.notes, end.value.thinks
-            self.ticket.result.set_result(end.value.result)
+            self.ticket.result.set_result(end.value)
             return
         error: GambitError
         if not isinstance(end, Failed):
