@@ -151,10 +151,7 @@ class PoolSettings:
     def __str__(self) -> str:
         islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
         lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
-        return (
-            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
-            f"{self.why}"
-        )
+        return f"{islands}, swaps of {self.swap_size:,}{lead}, warm-up of {self.warmup_tokens:,} tokens: {self.why}"
 
 
 class EndReason(StrEnum):

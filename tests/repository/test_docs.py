@@ -13,6 +13,7 @@ from scripts.pictures import PICTURES
 from scripts.shown_output import printed, shown
 
 from gambit.cli.app import COMMANDS
+from gambit.cli.serve_work import EXAMPLE_PUZZLE
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
@@ -100,6 +101,7 @@ def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
 def puzzle_texts():
     """Pages and error texts that print puzzles, by name."""
     yield from ((page.name, page.read_text()) for page in PAGES)
+    yield "greeting", f'"{EXAMPLE_PUZZLE}"'
     yield "model card", (ROOT / "src" / "gambit" / "pawn" / "model" / "README.md").read_text()
     with pytest.raises(UserError) as refused:
         parse_puzzle("1 + 1?")

@@ -29,6 +29,7 @@ class Process:
         for line in self.process.stderr:
             if "/v1" in line:
                 self.url = line.split()[-1]
+                self.greeting = [line, self.process.stderr.readline(), self.process.stderr.readline()]
                 break
         self.lines: list[str] = []
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))

@@ -19,6 +19,7 @@ from gambit.results.result import STOP_WORDS, Counts, SearchResult, VerifierCost
 
 MOST_VOTES = 10
 LAST_LINES, LAST_CHARACTERS = 4, 800  # of a trace's text
+BAR_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,12 @@ def _vote_table(result: SearchResult) -> Table:
     has_islands = result.num_islands > 1
     for name in ("weight", "traces", "roots", *(("islands",) if has_islands else ())):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("share", no_wrap=True)
+    total = sum(entry.weight for entry in result.votes)
     for entry in result.votes[:MOST_VOTES]:
         counts = (entry.traces, entry.roots, *((entry.islands,) if has_islands else ()))
-        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", *(f"{count:,}" for count in counts))
+        bar = share_bar(entry.weight / total) if total > 0 else ""
+        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", *(f"{count:,}" for count in counts), bar)
     hidden = result.votes[MOST_VOTES:]
     if hidden:
         weight, traces = sum(entry.weight for entry in hidden), sum(entry.traces for entry in hidden)
@@ -140,6 +144,11 @@ def _vote_table(result: SearchResult) -> Table:
     if result.num_abstained:
         table.add_row("  none", "", f"{result.num_abstained:,}", "")
     return table
+
+
+def share_bar(share: float) -> str:
+    """Returns a share as a percentage and a bar."""
+    return f"{share:4.0%} {'█' * round(BAR_WIDTH * share)}"
 
 
 def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -20,10 +22,12 @@ from gambit.cluster.serving import AnySolver, ReplicaSolver
 from gambit.config.options import EngineConfig
 from gambit.engines.base import check_engine
 from gambit.errors import UserError
+from gambit.models.files import BUNDLED
 from gambit.serve import server
 from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, read_keys
 from gambit.storage.run_folder import check_writable
 
+EXAMPLE_PUZZLE = "a = 23; b = 45; c = a * b; d = c - a; e = d * b; e?"
 KEY_VARIABLES = ("GAMBIT_API_KEY", "VLLM_API_KEY")  # the first that is set counts
 
 
@@ -50,12 +54,25 @@ def serve(model_tag: str | None, options: ServeOptions, flags: Mapping[str, str 
     bound = server.bound_socket(settings.host, settings.port)
     scheme = "https" if settings.ssl_certfile else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    ready = f"{', '.join(settings.served_names)} at {scheme}://{host}:{bound.getsockname()[1]}/v1"
+    greeting = greeting_of(settings, f"{scheme}://{host}:{bound.getsockname()[1]}")
     with only_our_warnings(), _loaded_solver(engine, cluster, settings) as solver, _request_log():
-        failure = asyncio.run(server.serve(solver, settings, search, bound, lambda _: say(ready)))
+        failure = asyncio.run(server.serve(solver, settings, search, bound, lambda _: say(greeting)))
     if failure is not None:
         return failed(failure, f"the engine has failed: {failure}", FAILURE)
     return OK
+
+
+def greeting_of(settings: ServeSettings, address: str) -> str:
+    """Returns the addresses of the API and of the page, and a line that tries the API."""
+    name = settings.served_names[0]
+    question = EXAMPLE_PUZZLE if name == BUNDLED else "What is 17 * 23?"
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": question}]})
+    key = '-H "Authorization: Bearer $KEY" ' if settings.keys else ""
+    return (
+        f"{', '.join(settings.served_names)} at {address}/v1\n"
+        f"page: {address}/ shows searches live\n"
+        f"try:  curl -s {address}/v1/chat/completions {key}-d {shlex.quote(body)}"
+    )
 
 
 def _keys(typed: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
@@ -103,8 +120,11 @@ def _say_loading(what: str) -> None:
 
 @contextmanager
 def _request_log() -> Iterator[None]:
-    """Writes request lines to stdout as they are; warnings of uvicorn go to stderr."""
+    """Writes request lines to stdout where that is no terminal; warnings of uvicorn go to stderr."""
     lines = logging.getLogger("gambit.serve.requests")
+    if sys.stdout.isatty():
+        yield
+        return
     handler = logging.StreamHandler(sys.stdout)
     lines.addHandler(handler)
     lines.setLevel(logging.INFO)

@@ -95,7 +95,7 @@ class SearchConfig(CheckedModel):
         "capacity is self-consistency; auto: by how far the scorer can be trusted",
     )
     swap_size: PoolSize | None = Field(None, description="K: traces swapped per tournament")
-    check_interval: Tokens | None = Field(None, description="Δ: decode steps between tournaments")
+    check_interval: Tokens | None = Field(None, description="Decode steps between tournaments")
     warmup_tokens: TokensOrNone | None = Field(
         None, description="w: tokens a trace must generate itself before it may be a parent"
     )
