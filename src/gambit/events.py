@@ -72,6 +72,18 @@ class Branched:
 
 
 @dataclass(frozen=True, slots=True)
+class Forced:
+    """A child joined the pool in place of its parent, to write an answer: it goes on after tokens that it was given."""
+
+    step: Count
+    trace: Count
+    parent: Count  # pruned just before as "forced"
+    inherited: Count
+    reason: str  # "thinking", "length", "loop", "budget_tokens", "budget_seconds", or the policy's
+    given: tuple[Packed, ...]  # the first of its own tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A waiting trace got its KV blocks and runs."""
 
@@ -248,6 +260,7 @@ Event: TypeAlias = (
     RunStarted
     | Created
     | Branched
+    | Forced
     | Admitted
     | Queued
     | Scored

@@ -50,6 +50,7 @@ class Trace:
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
     packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
+    num_given: int = 0  # of its own tokens, the first: they were not sampled, and it was forced to answer
     ended_step: int | None = None  # of its last token
     was_evicted: bool = False
     end_reason: EndReason | None = None
@@ -97,10 +98,13 @@ class TraceTree:
         self.capacity = capacity
         self.aggregation = aggregation
         self.traces: list[Trace] = []
+        self.num_forced = 0  # traces that took their parents' places
+        self.num_looped = 0  # traces that repeated themselves
         self._in_state: dict[TraceState, dict[int, None]] = {state: {} for state in TraceState}
         self._handlers: dict[type, Callable[..., None]] = {
             ev.Created: self._created,
             ev.Branched: self._branched,
+            ev.Forced: self._forced,
             ev.Admitted: self._admitted,
             ev.Queued: self._queued,
             ev.Scored: self._scored,
@@ -191,6 +195,17 @@ class TraceTree:
     def _branched(self, event: ev.Branched) -> None:
         parent = self.traces[event.parent]
         assert parent.state in (TraceState.RUNNING, TraceState.GHOST), f"parent {parent.id} is {parent.state}"
+        self._add_child(event, parent, event.temperature)
+
+    def _forced(self, event: ev.Forced) -> None:
+        parent = self.traces[event.parent]
+        is_whole = parent.state is TraceState.PRUNED and parent.num_tokens == event.inherited
+        assert is_whole and event.given, f"trace {event.trace} does not take the place of {parent.id}"
+        self._add_child(event, parent, parent.temperature).num_given = len(event.given)
+        self.num_forced += 1
+        self.num_looped += event.reason == EndReason.LOOP
+
+    def _add_child(self, event: ev.Branched | ev.Forced, parent: Trace, temperature: float | None) -> Trace:
         child = Trace(
             event.trace,
             parent.id,
@@ -198,18 +213,20 @@ class TraceTree:
             parent.depth + 1,
             event.step,
             event.inherited,
-            event.temperature,
+            temperature,
             parent.island,
             score=parent.score,
             boundary_tokens=parent.boundary_tokens,
         )
         assert child.boundary_tokens <= child.inherited, f"child {child.id} inherits a score of tokens it lacks"
         self._add(child)
+        return child
 
     def _admitted(self, event: ev.Admitted) -> None:
         trace = self._move(event.trace, TraceState.RUNNING)
         if trace.num_admissions == 0:
-            assert event.reused + event.recomputed == trace.inherited, f"trace {trace.id}: inherited tokens unaccounted"
+            length = trace.inherited + trace.num_given
+            assert event.reused + event.recomputed == length, f"trace {trace.id}: inherited tokens unaccounted"
             trace.reused = event.reused
         trace.recomputed += event.recomputed
         trace.waited_steps += event.waited_steps
@@ -253,6 +270,7 @@ class TraceTree:
     def _finished(self, event: ev.Finished) -> None:
         trace = self._end(event.trace, TraceState.FINISHED, event.step, event.tokens)
         trace.end_reason, trace.answer, trace.confidence = event.reason, event.answer, event.confidence
+        self.num_looped += event.reason is EndReason.LOOP
 
     def _discarded(self, event: ev.Discarded) -> None:
         trace = self.traces[event.trace]

@@ -114,7 +114,8 @@ class TraceSpec:
     """Everything an engine needs to run one trace.
 
     A root has neither parent nor prefix. A child names the live `parent` whose cached tokens it shares, or brings
-    the inherited tokens in `prefix` when no engine row holds them any more. The thoughts in its `score` are the first
+    the inherited tokens in `prefix` when no engine row holds them any more. Either goes on after `given`, which is its
+    own and not sampled. The thoughts in its `score` are the first
     ones of its parent; with a prefix, `history_of` names that parent to scorers that remember thoughts.
     """
 
@@ -127,14 +128,31 @@ class TraceSpec:
     prefix: tuple[int, ...] = ()
     score: RunningScore = field(default_factory=RunningScore)
     history_of: TraceKey | None = None  # an ended trace of a search that keeps histories
+    given: tuple[int, ...] = ()  # tokens after the inherited ones that end its thinking: it writes only its answer
     stop_rule: StopRule | None = None
     island: int = 0
     noise_id: int | None = None  # seeds its random numbers, besides the search's seed; None: its id
     eviction_score: float | None = None  # its verifier's score so far, in a search that has a verifier
 
     @property
+    def first_length(self) -> int:
+        """Returns the number of tokens that it begins with."""
+        return self.inherited + len(self.given)
+
+    @property
     def noise(self) -> int:
         return self.key.trace if self.noise_id is None else self.noise_id
+
+
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """The tokens that end a trace's thinking for it, and the limits at which it is given them."""
+
+    answer: tuple[int, ...]  # they end the thinking and begin an answer
+    end_of_thought: tuple[int, ...] = ()  # they only end the thinking; empty where there is no think block
+    answer_tokens: int = 32  # the most that a trace writes after `answer`
+    is_auto: bool = False  # traces are forced near their limit, near the search's budgets, and when they loop
+    thinking_tokens: int | None = None  # the most that a trace thinks, inherited tokens included
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +177,7 @@ class EndReason(StrEnum):
 
     STOP = "stop"  # it generated a stop token
     LENGTH = "length"  # it reached max_new_tokens
+    LOOP = "loop"  # it repeated itself
     MEMORY = "memory"  # it alone needs more KV cache than there is
     CONFIDENCE = "confidence"  # its stop rule
 

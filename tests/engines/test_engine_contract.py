@@ -677,3 +677,49 @@ def test_deepconf_and_slim_sc_prune_on_a_real_model(start):
 
     assert set(pruned("deepconf", warmup_traces=4, window_tokens=5, percentile=50)) == {"confidence"}
     assert set(pruned("slim-sc", delay_tokens=5, threshold=0.5)) == {"similar"}
+
+
+# -- given tokens ------------------------------------------------------------------------------------------------
+
+GIVEN = (9, 10, 11, 12, 13)
+
+
+@pytest.mark.parametrize("length", [1, 23, 32])
+@pytest.mark.parametrize("keeps_parent", [True, False])
+def test_a_child_goes_on_after_given_tokens_as_if_it_had_sampled_them(start, length, keeps_parent):
+    engine = start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY), spec(1)])
+    run(engine, length)
+    engine.submit([spec(2, sampling=GREEDY, inherited=length, parent=TraceKey(1, 0), given=GIVEN)])
+    stopped = () if keeps_parent else engine.stop([TraceKey(1, 0)])[TraceKey(1, 0)]
+    (first,) = run(engine, 1)
+    steps = [first]
+    while not any(admitted.trace == 2 for step in steps for admitted in step.admitted):
+        steps += run(engine, 1)
+    progress = engine.progress(1)[2]
+    assert not progress.is_thinking and progress.num_tokens >= length + len(GIVEN)
+    steps += finish(engine)
+    tokens = tokens_of(steps)[2]
+    (admitted,) = (a for step in steps for a in step.admitted if a.trace == 2)
+    assert admitted.reused + admitted.recomputed == length + len(GIVEN)
+    assert admitted.recomputed <= len(GIVEN) + most_recomputed(engine)
+    assert len(tokens) == 60 and tokens[length : length + len(GIVEN)] == GIVEN
+    assert keeps_parent or tokens[:length] == stopped[:length]
+    ids, model = [*PROMPT, *tokens[: length + len(GIVEN)]], tiny_model()
+    with torch.inference_mode():
+        for token in tokens[length + len(GIVEN) :]:
+            assert token == int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+    assert not [thought for step in steps for thought in step.scored if thought.trace == 2]
+
+
+def test_a_prefix_and_given_tokens_are_computed_together(start):
+    engine = start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY)])
+    known = tokens_of(finish(engine))[0][:30]
+    engine.submit([spec(1, sampling=GREEDY, inherited=30, parent=None, prefix=known, given=GIVEN, tokens=40)])
+    engine.submit([spec(2, sampling=GREEDY, inherited=35, parent=None, prefix=(*known, *GIVEN), tokens=40)])
+    tokens = tokens_of(finish(engine))
+    assert tokens[1] == tokens[2] and len(tokens[1]) == 40

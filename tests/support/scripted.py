@@ -87,9 +87,10 @@ class ScriptedEngine:
             tokens = list(spec.prefix)
             if spec.parent is not None:
                 tokens = self.running[spec.parent].tokens[: spec.inherited]
-            assert len(tokens) == spec.inherited
+            tokens += spec.given
+            assert len(tokens) == spec.first_length
             if window := self.searches[spec.key.search].confidence_window:
-                self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
+                self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent, len(spec.given))
             self.waiting[spec.key] = ScriptedTrace(spec, tokens, spec.score, self.num_steps)
             if spec.eviction_score is not None:
                 self.set_by_verifier[spec.key] = spec.eviction_score
@@ -110,7 +111,9 @@ class ScriptedEngine:
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = {**self.waiting, **self.running}
-        return {key.trace: Progress(len(t.tokens), True) for key, t in traces.items() if key.search == search}
+        return {
+            key.trace: Progress(len(t.tokens), not t.spec.given) for key, t in traces.items() if key.search == search
+        }
 
     def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
         return {**self.waiting, **self.running}[key].tokens[start:]
@@ -136,7 +139,7 @@ class ScriptedEngine:
             token = rng.randrange(1 << 30)
             trace.tokens.append(token)
             self.emitted[key].append(token)
-            if rng.random() < self.thought_chance:
+            if rng.random() < self.thought_chance and not trace.spec.given:
                 score = self.scores.get(key.trace, rng.random())
                 trace.score = trace.score.add(score)
                 thought = ThoughtScore(key.trace, score, len(trace.tokens), self._embedding(key))
@@ -220,11 +223,12 @@ class ScriptedEngine:
             if self.running and (need > self.kv_tokens or self.rng.random() > self.admit_chance):
                 break
             self.running[key] = self.waiting.pop(key)
-            recomputed = len(trace.tokens) if trace.admissions or trace.spec.parent is None else 0
+            is_shared = not trace.admissions and trace.spec.parent is not None
+            recomputed = len(trace.spec.given) if is_shared else len(trace.tokens)
             trace.admissions += 1
             self.num_admitted += 1
             trace.admitted = self.num_admitted
-            reused = 0 if recomputed else trace.spec.inherited
+            reused = trace.spec.inherited if is_shared else 0
             waited = self.num_steps - trace.since - 1
             admitted.append((key.search, Admission(key.trace, reused, recomputed, waited)))
         return admitted
@@ -254,7 +258,7 @@ class PuppetEngine:
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
         self.submitted += specs
-        self.lengths |= {spec.key.trace: spec.inherited for spec in specs}
+        self.lengths |= {spec.key.trace: spec.first_length for spec in specs}
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         self.stopped += [key.trace for key in keys]

@@ -58,7 +58,8 @@ SEARCH_PANELS = (
     Panel("Search", SearchConfig, ("policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
                                    "temperature", "seed", "answer", "vote")),
     Panel("Limits", SearchConfig,
-          ("budget_tokens", "budget_seconds", "budget_traces", "consensus_stop", "first_traces")),
+          ("budget_tokens", "budget_seconds", "budget_traces", "consensus_stop", "first_traces", "thinking_tokens",
+           "force_answers")),
     Panel("Advanced: search", SearchConfig, (
         "compat", "preset", "islands", "swap_size", "check_interval", "warmup_tokens", "swap_margin", "hard_floor",
         "child_temperature", "branch_point", "ghost_parents", "boundary", "own_limit",

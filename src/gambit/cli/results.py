@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gambit.answers.extract import THINK_END
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
-from gambit.results.result import STOP_WORDS, Counts, SearchResult, VerifierCost
+from gambit.results.result import STOP_WORDS, Counts, Cuts, SearchResult, VerifierCost
 
 MOST_VOTES = 10
 LAST_LINES, LAST_CHARACTERS = 4, 800  # of a trace's text
@@ -155,7 +155,7 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
     tokens, seconds = result.tokens, result.seconds
     facts = {"expected": verdict} if verdict else {}
     facts |= {
-        "traces": _trace_counts(result.counts),
+        "traces": _trace_counts(result.counts, result.cuts),
         "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed; "
         f"sharing {result.sharing.factor:.2f}",
         "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
@@ -182,9 +182,14 @@ def _verifier_words(cost: VerifierCost) -> str:
     return words if cost.lost is None else f"{words}; given up: {cost.lost}"
 
 
-def _trace_counts(counts: Counts) -> str:
+def _trace_counts(counts: Counts, cuts: Cuts) -> str:
     """Counts the traces by origin and by end; both sums are equal."""
     ended = ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number or name == "completed")
-    notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
+    notes = {
+        "were forced to answer": cuts.forced,
+        "repeated themselves": cuts.looped,
+        "were evicted": counts.evicted,
+        "of the completed have no vote": counts.discarded,
+    }
     noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)
     return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{noted}"

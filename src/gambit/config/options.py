@@ -137,6 +137,15 @@ class SearchConfig(CheckedModel):
     budget_seconds: Seconds | None = Field(None, description="stop after this long")
     budget_traces: Traces | None = Field(None, description="stop after this many completed traces")
 
+    force_answers: Literal["auto", "off"] = Field(
+        "off",
+        description="auto: a trace near its limit, near the search's budgets or in a loop is given an end of thought "
+        "and the beginning of an answer; for thinking models",
+    )
+    thinking_tokens: Tokens | None = Field(
+        None, description="end a trace's thinking after this many tokens, inherited ones included; it then answers"
+    )
+
     consensus_stop: str | float = Field(
         "off", description="end once the vote is settled: off, certain (nobody can catch up) or a share such as 0.95"
     )

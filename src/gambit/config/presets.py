@@ -28,7 +28,7 @@ from gambit.errors import UserError
 from gambit.results.vote import Consensus
 from gambit.storage.files import read_record
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
-from gambit.types import PoolSettings, Sampling
+from gambit.types import Forcing, PoolSettings, Sampling
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -113,6 +113,7 @@ class SearchSettings:
     first_traces: int | None = None  # None: all at once
     is_probability: bool = False  # scores are chances
     doubt: Doubt | None = None  # None: the pool stays as it is
+    forcing: Forcing | None = None  # None: no trace is ever forced to answer
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
     part: SearchPart | None = None  # None: all of the search
     own_limit: bool = False  # max_new_tokens are a child's own

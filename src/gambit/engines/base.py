@@ -73,6 +73,7 @@ class Engine(Protocol):
 
     - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;
+    - a child with `given` tokens continues them as if it had sampled them, and none of its later thoughts is scored;
     - no other trace in the batch changes it;
     - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
       remembers thoughts gets each trace's own, the inherited ones included, also when its parent is gone;

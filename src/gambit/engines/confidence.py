@@ -56,12 +56,20 @@ class ConfidenceTracks(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._slot_of
 
-    def add(self, key: Key, window: int, rule: StopRule | None, inherited: int = 0, parent: Key | None = None) -> None:
-        """Begins a track. Tokens inherited from a parent that is gone have no confidence and do not count."""
+    def add(
+        self,
+        key: Key,
+        window: int,
+        rule: StopRule | None,
+        inherited: int = 0,
+        parent: Key | None = None,
+        num_given: int = 0,
+    ) -> None:
+        """Begins a track. Given tokens, and those inherited from a parent that is gone, do not count."""
         slot = self._take_slot()
         self._slot_of[key] = slot
         track = self._tracks[slot]
-        track["count"], track["unseen"], track["window_total"] = 0, inherited, 0.0
+        track["count"], track["unseen"], track["window_total"] = 0, inherited + num_given, 0.0
         track["window"] = window if rule is None else rule.window_tokens
         track["threshold"] = -np.inf if rule is None else rule.threshold
         if parent not in self._slot_of:
@@ -70,7 +78,7 @@ class ConfidenceTracks(Generic[Key]):
         unseen = int(self._tracks["unseen"][source])
         count = max(inherited - unseen, 0)
         assert count <= self._tracks["count"][source], "a child inherits tokens that its parent does not have"
-        track["count"], track["unseen"] = count, min(unseen, inherited)
+        track["count"], track["unseen"] = count, min(unseen, inherited) + num_given
         self._tokens[slot, :count] = self._tokens[source, :count]
         start = max(count - int(track["window"]), 0)
         track["window_total"] = self._tokens[slot, start:count].sum(dtype=np.float64)

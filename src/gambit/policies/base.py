@@ -104,6 +104,20 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Force:
+    """Has a running trace write its answer: a child takes its place and goes on after given tokens.
+
+    Without tokens of its own the decision takes those of the search, which end the thinking and begin an answer.
+    Nothing happens to a trace that waits, or that was forced before.
+    """
+
+    trace: int
+    reason: str
+    given: tuple[int, ...] = ()
+    max_tokens: int | None = None  # that the child may write; None: as many as a forced answer may have
+
+
+@dataclass(frozen=True, slots=True)
 class Prune:
     """Ends a trace for good."""
 
@@ -142,7 +156,7 @@ class Stop:
     """Ends the search."""
 
 
-Decision: TypeAlias = Start | Branch | Prune | Evict | Discard | SplitIslands | Stop
+Decision: TypeAlias = Start | Branch | Force | Prune | Evict | Discard | SplitIslands | Stop
 
 
 def top_up(

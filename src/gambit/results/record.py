@@ -13,6 +13,7 @@ from gambit.answers import Equivalent
 from gambit.errors import UserError
 from gambit.results.result import (
     Counts,
+    Cuts,
     EarlyEnds,
     SearchResult,
     Seconds,
@@ -99,8 +100,8 @@ class SearchRecord:
         tree = self.tree
         return Counts(
             roots=sum(trace.parent is None for trace in tree.traces),
-            branched=sum(trace.parent is not None for trace in tree.traces),
-            pruned=tree.count(TraceState.PRUNED),
+            branched=sum(trace.parent is not None for trace in tree.traces) - tree.num_forced,
+            pruned=tree.count(TraceState.PRUNED) - tree.num_forced,
             evicted=sum(trace.was_evicted for trace in tree.traces),
             completed=tree.count(TraceState.FINISHED),
             cancelled=tree.count(TraceState.CANCELLED),
@@ -123,7 +124,7 @@ class SearchRecord:
     def tokens(self) -> Tokens:
         traces = self.tree.traces
         return Tokens(
-            generated=sum(trace.num_own_tokens for trace in traces),
+            generated=sum(max(trace.num_own_tokens - trace.num_given, 0) for trace in traces),
             reused=sum(trace.reused for trace in traces),
             recomputed=sum(trace.recomputed for trace in traces),
         )
@@ -185,6 +186,7 @@ class SearchRecord:
             sharing=sharing_of(self.tree, len(started.prompt_tokens)),
             verifier=self.verifier,
             pool=self.pool,
+            cuts=Cuts(self.tree.num_forced, self.tree.num_looped),
             traces=outline_of(self.tree),
         )
 

@@ -60,6 +60,14 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """Numbers of traces that could not go on as they would have."""
+
+    forced: int = 0  # to answer; in `Counts` each is one trace with the child that took its place
+    looped: int = 0  # repeated themselves, and were forced or ended as complete
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """The ledger: sampled, inherited from a cached prefix, and computed a second time."""
 
@@ -216,6 +224,7 @@ class SearchResult:
     # The whole text of the trace of most weight among those that gave the answer, its thinking included; None without
     # an answer, and after a replay, since a log holds token ids.
     text: str | None = field(default=None, repr=False, compare=False)
+    cuts: Cuts = Cuts()
     traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
 
     @classmethod
@@ -310,7 +319,7 @@ def sharing_of(tree: TraceTree, prompt_tokens: int) -> SearchSharing:
 
 
 def _stints(trace: Trace) -> Iterator[_Stint]:
-    written = 0
+    written = trace.num_given
     for step, until in zip(trace.admitted_steps, (*trace.queued_tokens, trace.num_own_tokens), strict=False):
         if until > written:  # not so if the log or the engine broke off before the trace's tokens were reported
             yield _Stint(step, until - written, written)

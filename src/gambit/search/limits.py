@@ -37,6 +37,7 @@ class SearchLimits:
         self._settings = settings
         self._tree = tree
         self._num_wanted = islands.num_wanted
+        self.closing: StopReason | None = None  # the budget near which the last answers are written; no trace begins
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -50,6 +51,11 @@ class SearchLimits:
     def seconds(self) -> float:
         """Seconds since the search began."""
         return time.monotonic() - self._began
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until traces stop."""
+        return self.search_deadline - time.monotonic()
 
     @property
     def is_time_up(self) -> bool:
@@ -90,7 +96,7 @@ class SearchLimits:
     def _end_of_traces(self, num_live: int) -> StopReason | None:
         if self.has_enough_traces:
             return StopReason.COMPLETED
-        return None if num_live else StopReason.EXHAUSTED
+        return None if num_live else self.closing or StopReason.EXHAUSTED
 
 
 @dataclass(slots=True)
@@ -178,6 +184,6 @@ def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
     """Returns how many more traces can still vote."""
     tree, num_traces = record.tree, record.started.num_traces
     if requirements.has_fixed_size:
-        return num_traces - tree.count(TraceState.FINISHED) - tree.count(TraceState.PRUNED)
+        return num_traces - tree.count(TraceState.FINISHED) - tree.count(TraceState.PRUNED) + tree.num_forced
     # All of the pool may complete in the very step that reaches the target.
     return num_traces - tree.count(TraceState.FINISHED) - 1 + tree.capacity

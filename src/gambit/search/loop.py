@@ -12,15 +12,27 @@ from dataclasses import dataclass
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
-from gambit.policies.base import Decision, Discard, Policy, ScoreUse, SplitIslands, State, Stop, requirements_of
+from gambit.policies.base import (
+    Branch,
+    Decision,
+    Discard,
+    Force,
+    Policy,
+    ScoreUse,
+    SplitIslands,
+    State,
+    Stop,
+    requirements_of,
+)
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.results.vote import NO_VOTE
+from gambit.search.forcing import LOOP_INTERVAL, Forcer
 from gambit.search.limits import SearchLimits, VoteWatch
 from gambit.search.pool import Callbacks, TracePool
 from gambit.search.scores import VerifierUse
 from gambit.tree import LIVE, TraceState, TraceTree
-from gambit.types import PressureAction, SearchStep, StepBatch, StopReason
+from gambit.types import EndReason, PressureAction, SearchStep, StepBatch, StopReason
 
 NOTHING = SearchStep()
 
@@ -51,6 +63,7 @@ class SearchBatch:
                 if step.evicted or step.admitted or step.scored or step.finished:  # most steps bring nothing but tokens
                     scored = pool.scores.note(step, at)
                     pool.apply(step, scored, at)
+                step = search.with_early_ends(step, at)
                 is_turn, is_check = search.is_turn(step, at), search.is_check(step, at)
                 if is_turn or is_check:
                     search.collect_scores(step, at, is_turn=is_turn)
@@ -126,6 +139,7 @@ class Search:
         requirements = requirements_of(policy)
         self.pool = TracePool(engine, self.record, settings, spec.search, callbacks, requirements, verifier)
         self.limits = SearchLimits(settings, self.pool.islands, self.record.tree)
+        self.forcer = Forcer(settings, self.limits, self.record.tree)
         self._watch: VoteWatch | None = None  # only if the vote may end the search; a part of one has no vote
         if settings.part is None and (settings.consensus is not None or settings.first_traces is not None):
             self._watch = VoteWatch(
@@ -150,6 +164,20 @@ class Search:
         self.execute(self.decide(0), 0)
         self.end_if_due()
         self.report(0)
+
+    def with_early_ends(self, step: SearchStep, at: int) -> SearchStep:
+        """Ends traces that repeat themselves, and has traces answer that must; returns the step with these ends."""
+        if not step.num_generated or self.limits.has_enough_traces:
+            return step
+        if at % LOOP_INTERVAL == 0:
+            looping = self.forcer.looping(self._engine.progress(self.number), self.pool.tokens_of)
+            self.pool.execute([Force(trace, EndReason.LOOP) for trace, can_answer in looping.items() if can_answer], at)
+            if ended := [trace for trace, can_answer in looping.items() if not can_answer]:
+                step = dataclasses.replace(step, finished=[*step.finished, *self.pool.end_loops(ended, at)])
+        if self.forcer.is_due(at, self.meter.num_generated):
+            progress = self._engine.progress(self.number)
+            self.pool.execute(self.forcer.decide(at, progress, self.pool.limit_of), at)
+        return step
 
     def is_turn(self, step: SearchStep, at: int) -> bool:
         """Returns True if the policy acts on an engine step. When enough traces are complete, only votes are left."""
@@ -183,10 +211,12 @@ class Search:
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out. A policy that divided the islands decides once more at once."""
-        if self.limits.has_enough_traces:
+        if self.limits.has_enough_traces or self.limits.closing is not None:
             decisions = [decision for decision in decisions if isinstance(decision, Discard)]
         self.pool.execute(decisions, at)
         self.limits.islands = self.pool.islands
+        if any(isinstance(decision, Branch) for decision in decisions):
+            self.forcer.look_again()
         if any(isinstance(decision, Stop) for decision in decisions):
             self.stop(StopReason.POLICY)
         elif any(isinstance(decision, SplitIslands) for decision in decisions):

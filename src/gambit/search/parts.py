@@ -349,12 +349,12 @@ class MergedSearch:
 
     def _renamed(self, part: _PartLog, event: ev.Event) -> ev.Event:
         """Returns an event with the traces' numbers in the whole search."""
-        if isinstance(event, ev.Created | ev.Branched):
+        if isinstance(event, ev.Created | ev.Branched | ev.Forced):
             part.ids[event.trace] = len(self.record.tree.traces)
         if isinstance(event, ev.Scored | ev.Verified):
             return dataclasses.replace(event, traces=tuple(part.ids[trace] for trace in event.traces))
         assert not isinstance(event, OF_PART | ev.RunStarted | ev.Voted | ev.IslandsSplit)
-        if isinstance(event, ev.Branched):
+        if isinstance(event, ev.Branched | ev.Forced):
             event = dataclasses.replace(event, parent=part.ids[event.parent])
         return dataclasses.replace(event, trace=part.ids[event.trace])
 
@@ -463,7 +463,7 @@ def _phase_of(event: ev.Event) -> int:
 
 def _length_at(trace: Trace, step: int) -> int:
     """Returns the number of a live trace's own tokens at the end of a step: one for every step in which it ran."""
-    before = trace.queued_tokens[-1] if trace.queued_tokens else 0
+    before = trace.queued_tokens[-1] if trace.queued_tokens else trace.num_given
     return before + (step + 1 - trace.admitted_steps[-1] if trace.state is TraceState.RUNNING else 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gambit import events as ev
@@ -16,6 +16,7 @@ from gambit.policies.base import (
     Decision,
     Discard,
     Evict,
+    Force,
     PoolView,
     Prune,
     Requirements,
@@ -88,6 +89,7 @@ class TracePool:
         self._ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only if ghosts may be parents
         self._num_on_island = [0] * settings.pool.islands  # traces created so far
         self._root_noise: list[int] = []  # by trace: the random numbers of its root
+        self._specs: list[TraceSpec] = []  # by trace
         self._unsent: list[TraceSpec] = []  # decided on, not on the engine yet
 
     def emit(self, event: ev.Event) -> None:
@@ -112,7 +114,7 @@ class TracePool:
         return PoolView(
             at,
             traces,
-            len(self._tree.traces),
+            len(self._tree.traces) - self._tree.num_forced,
             tuple(self._finished),
             () if self._reader is None else self._reader.collect(thinking),
             num_planned,
@@ -166,8 +168,8 @@ class TracePool:
 
     # -- what the policy decides -------------------------------------------------------------------------------
 
-    def execute(self, decisions: Iterable[Decision], at: int) -> None:
-        """Carries decisions out in their order."""
+    def execute(self, decisions: Sequence[Decision], at: int) -> None:
+        """Carries decisions out in their order, and then forces answers, all in one step of the engine."""
         for decision in decisions:
             if isinstance(decision, Start):
                 self._start(decision, at)
@@ -180,6 +182,7 @@ class TracePool:
             elif isinstance(decision, SplitIslands):
                 self._split(decision, at)
         self._send()
+        self._force([decision for decision in decisions if isinstance(decision, Force)], at)
 
     def stop(self, trace_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Ends live traces on the engine; returns the tokens that each generated itself."""
@@ -196,8 +199,12 @@ class TracePool:
         for _ in range(decision.count):
             spec = self._next_spec(decision.island, decision.on_pressure, decision.stop_rule)
             self._unsent.append(spec)
-            self._root_noise.append(spec.noise)
+            self._note(spec, spec.noise)
             self.emit(ev.Created(at, spec.key.trace, decision.island))
+
+    def _note(self, spec: TraceSpec, root_noise: int) -> None:
+        self._specs.append(dataclasses.replace(spec, prefix=()))
+        self._root_noise.append(root_noise)
 
     def _branch(self, decision: Branch, at: int) -> None:
         parent = self._tree.traces[decision.parent]
@@ -218,8 +225,12 @@ class TracePool:
             history_of=parent_key if is_ghost else None,
         )
         self._unsent.append(child)
-        self._root_noise.append(self._root_noise[parent.root])
+        self._note(child, self._root_noise[parent.root])
         self.emit(ev.Branched(at, key.trace, parent.id, decision.inherited, temperature))
+
+    def limit_of(self, trace_id: int) -> int:
+        """Returns how long a trace may get, the inherited part included."""
+        return self._specs[trace_id].max_new_tokens
 
     def _limit_of(self, inherited: int) -> int:
         """Returns how long a child may get, the inherited part included."""
@@ -228,6 +239,58 @@ class TracePool:
             return most
         room = self._engine.info.context_tokens - len(self._record.started.prompt_tokens)
         return min(inherited + most, room)
+
+    def _force(self, decisions: Sequence[Force], at: int) -> None:
+        """Has children take the places of running traces; their random numbers are those of their parents."""
+        forcing = self._settings.forcing
+        parents = {force.trace: self._tree.traces[force.trace] for force in decisions}
+        decisions = [force for force in decisions if can_force(parents[force.trace])]
+        if not decisions:
+            return
+        progress, forces, specs = self._engine.progress(self._search), list[Force](), list[TraceSpec]()
+        for force in decisions:
+            assert forcing is not None or (force.given and force.max_tokens), "the search has no tokens to force with"
+            given = force.given or (forcing.answer if forcing else ())
+            parent, inherited = parents[force.trace], progress[force.trace].num_tokens
+            most = force.max_tokens or (forcing.answer_tokens if forcing else 0)
+            known = self._specs[parent.id]
+            if inherited + len(given) >= known.max_new_tokens:
+                continue  # no room is left for an answer
+            number = len(self._tree.traces) + len(specs)
+            score, eviction_score = self.scores.branch(number, parent, inherited)
+            spec = dataclasses.replace(
+                known,
+                key=TraceKey(self._search, number),
+                noise_id=known.noise,
+                inherited=inherited,
+                parent=known.key,
+                prefix=(),
+                given=given,
+                max_new_tokens=min(inherited + len(given) + most, known.max_new_tokens),
+                score=score,
+                eviction_score=eviction_score,
+                history_of=None,
+                stop_rule=None,
+                island=parent.island,
+            )
+            specs.append(spec)
+            forces.append(force)
+        self._unsent += specs
+        self._send()
+        own = self.stop([force.trace for force in forces])
+        for force, spec in zip(forces, specs, strict=True):
+            parent = parents[force.trace]
+            self.emit(ev.Pruned(at, parent.id, "forced", self._tree.score_of(parent), own[parent.id]))
+            self._note(spec, self._root_noise[parent.root])
+            self.emit(ev.Forced(at, spec.key.trace, parent.id, spec.inherited, force.reason, spec.given))
+
+    def end_loops(self, trace_ids: Sequence[int], at: int) -> list[TraceEnd]:
+        """Ends traces that repeat themselves, as complete."""
+        tokens = self._engine.stop([TraceKey(self._search, trace_id) for trace_id in trace_ids])
+        ends = [TraceEnd(key.trace, EndReason.LOOP, all_tokens) for key, all_tokens in tokens.items()]
+        step = SearchStep(finished=ends)
+        self.apply(step, self.scores.note(step, at), at)
+        return ends
 
     def _end(self, decision: Prune | Evict, at: int) -> None:
         kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted
@@ -268,6 +331,11 @@ class TracePool:
         )
 
 
+def can_force(trace: Trace) -> bool:
+    """Returns True if a trace runs and was not forced before."""
+    return trace.state is TraceState.RUNNING and not trace.num_given
+
+
 def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> TraceView:
     """Returns a policy's view of a trace; one without progress is a ghost, or has ended."""
     num_tokens = progress.num_tokens if progress else trace.num_tokens
@@ -295,7 +363,7 @@ class WaitLedger:
     total: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def note(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Created | ev.Branched | ev.Queued):
+        if isinstance(event, ev.Created | ev.Branched | ev.Forced | ev.Queued):
             self.since[event.trace] = (event.step, time.monotonic())
         elif isinstance(event, ev.Admitted | ev.Pruned | ev.Evicted | ev.Cancelled) and event.trace in self.since:
             step, began = self.since.pop(event.trace)

@@ -35,11 +35,12 @@ from gambit.storage.files import check_text
 from gambit.storage.identity import package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.boundary import continued
-from gambit.text.prompts import encode_problem, rule_for
+from gambit.text.prompts import encode_problem, ends_of, rule_for
 from gambit.tree import TraceState
-from gambit.types import Aggregation, ChatMessage, Problem
+from gambit.types import Aggregation, ChatMessage, Forcing, Problem
 from gambit.verifiers.base import Question
 
+LEAST_ANSWER_TOKENS, MOST_ANSWER_TOKENS = 4, 48  # of a forced answer, which has a 32nd of its trace between them
 LAG_SHARES = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
 
 
@@ -165,6 +166,9 @@ class SearchBuilder:
         check_prompt(parts.engine.info, len(tokens))
         if request.part is None:
             settings, found = self._resolve(config, len(prompt.token_ids), problem, history, num_engines)
+            settings = dataclasses.replace(
+                settings, forcing=self._forcing(config, settings, found, thinks=prompt.thinks)
+            )
         else:
             settings, found = request.part.settings, []
         check_end(config, is_probability=parts.judge.is_probability)
@@ -243,6 +247,19 @@ class SearchBuilder:
             sampling = dataclasses.replace(sampling, seed=int.from_bytes(digest[:6], "big"))
         left = settings.max_new_tokens - num_prefix
         return dataclasses.replace(settings, max_new_tokens=left, sampling=sampling), notes
+
+    def _forcing(self, config: SearchConfig, settings: SearchSettings, notes: list[str], *, thinks: bool) -> Forcing:
+        """Returns how traces of a search are forced to answer; adds a note where they have no thinking to end."""
+        answer, end_of_thought = ends_of(self._parts.engine.tokenizer, config.answer, thinks=thinks)
+        if config.thinking_tokens is not None and not thinks:
+            notes.append("thinking_tokens has no effect: the model does not think in a block of its own here")
+        return Forcing(
+            answer,
+            end_of_thought,
+            answer_tokens=min(MOST_ANSWER_TOKENS, max(LEAST_ANSWER_TOKENS, settings.max_new_tokens // 32)),
+            is_auto=config.force_answers == "auto",
+            thinking_tokens=config.thinking_tokens if thinks else None,
+        )
 
     def _needs_verifier(self, requirements: Requirements, config: SearchConfig) -> bool:
         """Returns False if there is no verifier, or neither policy nor vote looks at scores."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gambit.answers import AnswerKind
 from gambit.errors import UserError
 from gambit.text.boundary import THINK_END, THINK_START, BoundaryRule
 from gambit.text.tokenizers import Tokenizer, single_token
@@ -99,6 +100,26 @@ def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
         notes.append(f"add_think_tag has no effect: this model has no token {THINK_START}")
         return text
     return f"{text}{THINK_START}\n"
+
+
+# What begins an answer of each kind, the first that the vocabulary can write.
+STEMS = {
+    AnswerKind.BOXED: ("\n\nThe final answer is \\boxed{", "\n\\boxed{"),
+    AnswerKind.NUMBER: ("\n\nThe final answer is \\boxed{", "\n\\boxed{"),
+    AnswerKind.CHOICE: ("\n\nThe answer is (",),
+    AnswerKind.TEXT: ("\n\nThe answer is: ",),
+}
+
+
+def ends_of(tokenizer: Tokenizer, kind: AnswerKind, *, thinks: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the tokens that end the thinking and begin an answer, and those that only end it (none without it)."""
+    token = single_token(tokenizer, THINK_END) if thinks else None
+    end = () if token is None else (token,)
+    for stem in (*STEMS[kind], "\n"):
+        ids = tokenizer.encode(stem, add_special_tokens=False)
+        if tokenizer.decode(ids) == stem:
+            break
+    return (*end, *ids), end
 
 
 def stop_ids(tokenizer: Tokenizer, configured: Iterable[int] = ()) -> frozenset[int]:

@@ -64,7 +64,7 @@ def follow(events: Iterable[ev.Event], log: object = "the log") -> History:
 
 
 def _remember(traces: list[TraceHistory], event: ev.Event) -> None:
-    if isinstance(event, ev.Created | ev.Branched):
+    if isinstance(event, ev.Created | ev.Branched | ev.Forced):
         traces.append(TraceHistory(waits=[(event.step, None)]))
     elif isinstance(event, ev.Queued):
         traces[event.trace].waits.append((event.step, None))

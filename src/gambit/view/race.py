@@ -107,7 +107,7 @@ def _lane(log: Path) -> Lane:
 
 def _follow(lane: Lane, event: ev.Event) -> None:
     tree = lane.record.tree
-    if isinstance(event, ev.Created | ev.Branched):
+    if isinstance(event, ev.Created | ev.Branched | ev.Forced):
         trace = tree.traces[event.trace]
         score = tree.score_of(trace)
         lane.points.append([] if score is None else [(event.step, score)])

@@ -42,11 +42,11 @@ class KvPool:
             self.values[index] = v.new_zeros(self._entries, v.shape[1], self._positions, v.shape[-1])
         return self.keys[index], self.values[index]
 
-    def write(self, index: int, entry: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes the first positions of an entry; k and v are [1, head, position, dim]."""
+    def write(self, index: int, entry: int, k: torch.Tensor, v: torch.Tensor, start: int = 0) -> None:
+        """Writes positions of an entry from `start` on; k and v are [1, head, position, dim]."""
         keys, values = self.layer(index, k, v)
-        keys[entry, ..., : k.shape[2]] = k[0].transpose(1, 2)
-        values[entry, :, : v.shape[2]] = v[0]
+        keys[entry, ..., start : start + k.shape[2]] = k[0].transpose(1, 2)
+        values[entry, :, start : start + v.shape[2]] = v[0]
 
     @torch.inference_mode()
     def reserve(self, entries: int, positions: int) -> None:
@@ -230,16 +230,17 @@ class PrefillPlan:
     pool: KvPool
     entry: int
     prompt: tuple[KvPool, int, int] | None = None  # pool, slot and length of the prompt that a row continues
+    num_held: int = 0  # positions of the row that are there already
     calls: list[LayerCall] = field(default_factory=list)  # of the layers, in order
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         self.calls.append(call)
-        self.pool.write(index, self.entry, k, v)
-        if self.prompt is not None:
-            prompts, slot, length = self.prompt
-            keys, values = prompts.layer(index, k, v)
-            k = torch.cat((keys[slot, ..., :length].transpose(1, 2)[None], k), 2)
-            v = torch.cat((values[slot, :, :length][None], v), 2)
+        self.pool.write(index, self.entry, k, v, self.num_held)
+        before = [(self.pool, self.entry, self.num_held)] if self.num_held else []
+        for pool, entry, length in before if self.prompt is None else [*before, self.prompt]:
+            keys, values = pool.layer(index, k, v)
+            k = torch.cat((keys[entry, ..., :length].transpose(1, 2)[None], k), 2)
+            v = torch.cat((values[entry, :, :length][None], v), 2)
         return _causal(q, k, v, call)
 
 

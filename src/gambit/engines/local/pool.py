@@ -265,7 +265,7 @@ class Pool:
         trace = self._begin(search, spec)
         trace.waiting_since = self._step
         if window := search.spec.confidence_window:
-            self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
+            self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent, len(spec.given))
         search.traces[spec.key.trace] = trace
         self._waiting.append(trace)
 
@@ -361,20 +361,21 @@ class Pool:
         search, length, source = trace.search, len(trace.tokens), trace.source
         self.kv_rows.reserve(len(self.rows.traces) + 1, length + 1)
         row = self.rows.add(trace)
+        reused = 0 if source is None else trace.spec.inherited
         if isinstance(source, LiveTrace):
             assert source.row is not None
-            self.kv_rows.copy(source.row, row, length)
+            self.kv_rows.copy(source.row, row, reused)
         elif source is not None:
-            self.kv_rows.restore(row, source, length)
-        elif length:  # all but the last token, which the next step feeds, after the prompt's last one
+            self.kv_rows.restore(row, source, reused)
+        if length > reused:  # all but the last token, which the next step feeds, after the prompt's last one
             start = len(search.segment)
             self.kv_rows.settle()
-            fed = [search.spec.prompt[-1], *trace.tokens[:-1].tolist()]
-            self._compute(fed, start, PrefillPlan(self.kv_rows, row, (self.kv_prompts, search.slot, start)))
+            fed = [search.spec.prompt[-1], *trace.tokens[:-1].tolist()][reused:]
+            prompt = self.kv_prompts, search.slot, start
+            self._compute(fed, start + reused, PrefillPlan(self.kv_rows, row, prompt, reused))
         trace.source = None
         self._num_admissions += 1
         trace.admission = self._num_admissions
-        reused = 0 if source is None else trace.spec.inherited
         waited = max(self._step - trace.waiting_since - 1, 0)
         self.steps[trace.key.search].admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
@@ -385,15 +386,17 @@ class Pool:
         parent = None if spec.parent is None else self.trace_of(spec.parent)
         assert parent is None or parent.row is not None
         known = np.array(spec.prefix, np.int32) if parent is None else self.rows.tokens(parent)
-        tokens = known[: spec.inherited].copy()
-        assert len(tokens) == spec.inherited
+        tokens = np.append(known[: spec.inherited], np.array(spec.given, np.int32))
+        assert len(tokens) == spec.first_length
         record = np.zeros(1, ROW)
-        record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
+        record["num_tokens"], record["max_new_tokens"] = len(tokens), spec.max_new_tokens
         record["prompt_length"], record["slot"] = len(search.segment), search.slot
         record["noise_key"] = noise_keys([spec.sampling.seed], [spec.noise])
         for name in ("temperature", "top_p", "top_k", "min_p"):
             record[name] = getattr(spec.sampling, name)
-        if parent is not None and spec.inherited == len(known):
+        if spec.given:
+            record["flags"] = 0  # no longer thinking
+        elif parent is not None and spec.inherited == len(known):
             for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
                 record[name] = self.rows.record_of(parent)[name]
         else:  # a boundary that was not scored yet is pending

@@ -157,7 +157,7 @@ class VllmEngine:
                 followers=len(specs) - place,
             )
             tokens = [*search.spec.prompt, *trace.tokens]
-            left = spec.max_new_tokens - spec.inherited
+            left = spec.max_new_tokens - spec.first_length
             self._guarded(self._core.add, task, trace.request, tokens, left, sorted(search.spec.stop_ids))
             search.traces[spec.key.trace] = self._live[trace.request] = trace
 
@@ -213,22 +213,26 @@ class VllmEngine:
         if spec.parent is None:
             assert len(spec.prefix) == spec.inherited
             thinking_length = None if search.spec.rule.start & THINKING else 0
-            prefix = array("i", spec.prefix)
+            prefix = array("i", (*spec.prefix, *spec.given))
+            thinking_length = spec.inherited if spec.given else thinking_length
             return SubmittedTrace(spec, request, prefix, self._columns, thinking_length=thinking_length)
         parent = search.traces[spec.parent.trace]
         assert spec.inherited <= len(parent.tokens)
+        is_thinking = parent.is_thinking_at(spec.inherited)
         return SubmittedTrace(
             spec,
             request,
-            parent.tokens[: spec.inherited],
+            parent.tokens[: spec.inherited] + array("i", spec.given),
             self._columns,
             min(parent.scored_length, spec.inherited),
-            None if parent.is_thinking_at(spec.inherited) else parent.thinking_length,
+            (spec.inherited if spec.given else None) if is_thinking else parent.thinking_length,
         )
 
     def _detector(self, search: SubmittedSearch, trace: SubmittedTrace) -> tuple[int, bool]:
         """Returns the detector's state after the inherited tokens; True if the last one ends an unscored thought."""
         rule, tokens = search.spec.rule, trace.tokens
+        if trace.spec.given:
+            return 0, False  # no longer thinking
         if trace.spec.parent is None:
             ends, flags = boundaries(rule, tokens)
             is_new = len(ends) > trace.spec.score.count

@@ -96,7 +96,7 @@ class TraceTable:
         spec, slot = task.spec, self._free_slots.pop()
         self.traces[request] = ScheduledTrace(task, slot, step, spec.score, spec.eviction_score, spec.island)
         row = self._numbers[slot]
-        row["rule"], row["num_tokens"] = self.searches[spec.key.search].rule, spec.inherited
+        row["rule"], row["num_tokens"] = self.searches[spec.key.search].rule, spec.first_length
         row["flags"], row["is_pending"] = task.flags, task.is_pending
         row["confidence_total"] = row["confidence_count"] = row["thought_confidence"] = 0
         if task.parent in self.traces:
@@ -107,7 +107,9 @@ class TraceTable:
                 for name in ("confidence_total", "confidence_count"):
                     row[name] = parent[name]
         if task.confidence_window:
-            self.tracks.add(request, task.confidence_window, spec.stop_rule, spec.inherited, task.parent)
+            self.tracks.add(
+                request, task.confidence_window, spec.stop_rule, spec.inherited, task.parent, len(spec.given)
+            )
 
     def remove(self, request: str) -> None:
         self.tracks.forget(request)

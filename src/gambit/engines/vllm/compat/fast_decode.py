@@ -291,7 +291,8 @@ def copy_prefixes(scheduler: Any, output: Any, block_tokens: int) -> list[tuple[
     planned = dict(output.num_scheduled_tokens) if output.scheduled_new_reqs else {}
     for new in output.scheduled_new_reqs:
         child, count = scheduler.requests[new.req_id], planned[new.req_id]
-        parent = scheduler.requests.get(unpacked(child.sampling_params.extra_args).parent)
+        task = unpacked(child.sampling_params.extra_args)
+        parent = None if task.spec.given else scheduler.requests.get(task.parent)  # given tokens are not the parent's
         # Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too.
         is_complete = child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens
         if not 1 < count <= MOST_BLOCKS * block_tokens or not is_complete or parent is None:
