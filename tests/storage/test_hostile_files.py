@@ -15,8 +15,9 @@ from safetensors.torch import save
 from gambit import events as ev
 from gambit.errors import UserError
 from gambit.results.record import fold
+from gambit.scorers.authors import load_torch_scorer
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.checkpoint import METADATA_KEY, import_published, load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.checkpoint import METADATA_KEY, load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.mlp import TENSORS, MlpScorer
 from gambit.storage.problems import read_problem_file
 from gambit.types import Aggregation, StatePosition
@@ -244,7 +245,7 @@ TORCH_FILES = [
 def test_a_published_checkpoint_that_is_more_than_tensors_is_refused_and_nothing_of_it_runs(tmp_path, make):
     path, mark = tmp_path / "s.pt", tmp_path / "executed"
     make(path, mark)
-    assert "s.pt" in refused(lambda: import_published(path, INFO), tmp_path)
+    assert "s.pt" in refused(lambda: load_torch_scorer(path, INFO), tmp_path)
     assert not mark.exists()
     path.unlink()
 
