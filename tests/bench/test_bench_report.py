@@ -18,7 +18,7 @@ from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import made_with, write_report
 from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
 from gambit.bench.summary import BenchSummary, ProblemTable, summarise
-from gambit.bench.tables import all_tables, cautions, findings
+from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.cli.progress import BenchScreen
 from gambit.errors import UserError
 from gambit.stats import Interval
@@ -458,3 +458,30 @@ def test_ten_methods_differ_in_colour_marker_and_dashes_each_by_itself() -> None
     styles = list(styles_for([str(i) for i in range(10)]).values())
     for part in ("colour", "marker", "dashes", "width"):
         assert len({getattr(style, part) for style in styles}) == 10, part
+
+
+def test_a_report_has_pass_at_k_majority_at_k_and_the_accuracy_of_each_seed(tmp_path: Path) -> None:
+    """Two of four traces are right, and the wrong two agree: any two hold a right one in five of six choices."""
+    rows = [
+        row(variant, i, seed == 0 or i < 5, seed=seed, wrong_traces=(2,), at_limit=1, children_right=2)
+        for variant in ("sc", "gambit") for i in range(20) for seed in range(2)
+    ]  # fmt: skip
+    summary = summary_of(rows, seeds=2)
+    cell = summary.cells[0]
+    assert {k: found.value for k, found in cell.pass_at.items()} == pytest.approx({1: 1 / 2, 2: 5 / 6, 4: 1.0})
+    assert {k: found.value for k, found in cell.majority_at.items()} == pytest.approx({1: 0.5, 2: 0.5, 4: 0.5})
+    assert cell.by_seed == (1.0, 0.25) and cell.seed_deviation == pytest.approx(0.75 / 2**0.5)
+    tables = {table.title: table for table in all_tables(summary)}
+    assert [line[2:] for line in tables["Seeds"].rows] == [("100.0", "25.0", "62.5", "53.0")] * 2
+    assert tables["Ends and branches"].rows[0][1:] == ("4.0", "1.0", "2.00", "0.00")
+    older = summary_of([dataclasses.replace(each, wrong_traces=None) for each in rows], seeds=2).cells[0]
+    assert older.majority_at == {} and older.pass_at == cell.pass_at
+    assert "Seeds" not in {table.title for table in all_tables(summary_of(two(20, (5, 9))))}
+
+
+def test_tables_are_written_for_spreadsheets_and_for_latex() -> None:
+    table = Table("A & B", "", ("method", "accuracy %"), (("gambit, p_1", "50.0 (−1.0 to 2.0)"), ("sc", "–")), 1)
+    assert table.to_csv() == 'method,accuracy %\n"gambit, p_1",50.0 (−1.0 to 2.0)\nsc,–\n'
+    latex = table.to_latex().splitlines()
+    assert latex[1:5] == [r"\begin{tabular}{lr}", r"\toprule", r"method & accuracy \% \\", r"\midrule"]
+    assert latex[5:] == [r"gambit, p\_1 & 50.0 ($-$1.0 to 2.0) \\", r"sc & -- \\", r"\bottomrule", r"\end{tabular}"]

@@ -1,6 +1,7 @@
 """`gambit bench --dry-run`: what would run and how large it is, also for every recipe of the paper."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,22 @@ from support import ROOT
 
 PAPER = ROOT / "benchmarks" / "paper"
 CONTESTS = {"aime_2025": 30, "aime_2026": 30, "hmmt_feb_2024": 30, "hmmt_feb_2025": 30, "gpqa_diamond": 198}
-# searches of each recipe: problems × methods
+# searches of each recipe and seed: problems × methods
 SIZES = {
-    "main_results_qwen3_4b": 318 * 5,
-    "main_results_deepseek_8b": 318 * 5,
-    "main_results_phi4_14b": 318 * 5,
-    "lengths_qwen3_4b": 30 * 3,
-    "lengths_deepseek_8b": 30 * 3,
-    "lengths_phi4_14b": 30 * 3,
-    "trace_throughput": 30 * 3,
-    "utilization": 7 * 3,
+    "main_results_qwen3_4b": 318 * 7,
+    "main_results_deepseek_8b": 318 * 7,
+    "main_results_phi4_14b": 318 * 7,
+    "lengths_qwen3_4b": 30 * 5,
+    "lengths_deepseek_8b": 30 * 5,
+    "lengths_phi4_14b": 30 * 5,
+    "trace_throughput": 30 * 5,
+    "utilization": 5,
     "latency_decomposition": 30,
-    "sequence_scorer_qwen3_4b": 318 * 2,
-    "sequence_scorer_deepseek_8b": 318 * 2,
+    "sequence_scorer_qwen3_4b": 318 * 4,
+    "sequence_scorer_deepseek_8b": 318 * 4,
     "hyperparameters": 30 * (1 + 3 + 2 + 2 + 1),
+    "ablations": 30 * 5,
+    "worked_example": 3,
 }
 
 
@@ -54,19 +57,38 @@ def test_every_recipe_of_the_paper_is_listed_and_has_a_size() -> None:
 def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     code, out, err = dry_run("--recipe", PAPER / f"{name}.yaml")
     assert code == 0, err
-    assert f"{SIZES[name]:,} searches, about " in out.splitlines()[-1]
-    planned = list(planned_searches(recipe_from(read_mapping(PAPER / f"{name}.yaml", "recipe"))))
-    assert {part.num_traces for part in planned} == {256} and {part.trace_tokens for part in planned} == {24_000}
-    assert all(
-        part.num_problems == min(CONTESTS[part.benchmark], 7 if name == "utilization" else 999) for part in planned
-    )
+    said = " ".join(out.split())
+    limit = "32,000" if "phi4" in name else "60,000"
+    assert f"{4 * SIZES[name]:,} searches, about " in said
+    scorer = f"{name.replace('_scorer', '')}.safetensors" if "sequence" in name else "auto, the model's own"
+    assert f"scorer: {scorer}; seeds: 0, 1, 2, 3; new tokens of a trace: {limit}" in said
+    assert re.search(r"about [\d,.]+ hours on one H200, computed: [\d,]+ tokens at \d\d,\d00 a second", said)
+    recipe = recipe_from(read_mapping(PAPER / f"{name}.yaml", "recipe"))
+    planned = list(planned_searches(recipe))
+    assert {part.num_traces for part in planned} - {512} == {256} and {part.trace_tokens for part in planned} == {
+        24_000
+    }
+    alone = {"utilization", "worked_example"}
+    assert all(part.num_problems == (1 if name in alone else CONTESTS[part.benchmark]) for part in planned)
+    for variant in recipe.variants():
+        config = recipe.search_config(variant, 0, {})
+        assert None not in (config.temperature, config.top_p, config.top_k)
+        assert config.system_prompt == r"Please reason step by step, and put your final answer within \boxed{}"
 
 
 @pytest.mark.usefixtures("_no_sentence_transformers")
 def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
     recipe = recipe_from(read_mapping(PAPER / "main_results_qwen3_4b.yaml", "recipe"))
     configs = {variant.label: recipe.search_config(variant, 0, {}) for variant in recipe.variants()}
-    assert list(configs) == ["sc", "step", "slim-sc", "deepconf", "gambit"]
+    assert list(configs) == [
+        "sc",
+        "step",
+        "slim-sc",
+        "deepconf",
+        "gambit",
+        "gambit, vote by score",
+        "gambit, authors' rules",
+    ]
     assert configs["gambit"].vote == "position" and configs["sc"].vote is None
     assert configs["slim-sc"].policy_options["threshold"] == 0.95
     assert recipe.engine["memory_ratio"] == 0.9

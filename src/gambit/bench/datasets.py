@@ -6,12 +6,12 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from gambit import chains
 from gambit.answers import AnswerKind
@@ -26,6 +26,7 @@ NUM_PUZZLES = 300
 NUM_GENERATED = 600
 CHOICES = "ABCD"
 Record = Mapping[str, object]
+T = TypeVar("T")
 Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
 
 
@@ -47,8 +48,29 @@ class Benchmark:
     answer: AnswerKind | None = None  # None: by the user's options
     num_items: int | None = None  # where it is known before reading
 
-    def first(self, limit: int | None) -> Iterator[Item]:
-        return itertools.islice(iter(self.items()), limit)
+    def first(self, limit: int | None, numbers: Collection[int] = ()) -> Iterator[Item]:
+        """Yields the first problems, or those with these numbers, counted from 1; raises if there are not as many."""
+        return chosen(self.items(), numbers, self.name) if numbers else itertools.islice(iter(self.items()), limit)
+
+
+def chosen(items: Iterable[T], numbers: Collection[int], source: str) -> Iterator[T]:
+    """Yields the items with these numbers, counted from 1, in their order."""
+    count = 0
+    for count, item in enumerate(itertools.islice(items, max(numbers)), start=1):
+        if count in numbers:
+            yield item
+    if count < max(numbers):
+        raise UserError(f"{source} has {count} problems, there is no number {max(numbers)}")
+
+
+def numbers_of(text: str | None, flag: str = "--problems") -> tuple[int, ...]:
+    """Parses `12,27`: the numbers of problems, counted from 1."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise UserError(f"{flag} {text!r}: give numbers of problems, counted from 1, as in 12,27")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchmark:

@@ -80,7 +80,7 @@ def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPl
     names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
-    infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit))) for b in benchmarks]
+    infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit, recipe.bench.problems))) for b in benchmarks]
     return BenchPlan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
 
 

@@ -40,6 +40,7 @@ class BenchConfig(BaseModel):
     policies: tuple[str, ...] = Field(("sc", "gambit"), description="search methods")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="each problem is searched once per seed")
     limit: Positive | None = Field(None, description="first problems of each benchmark only")
+    problems: tuple[Positive, ...] = Field((), description="only the problems with these numbers, counted from 1")
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
     sweep_mode: Literal["product", "each"] = Field(
         "product", description="every combination of swept options (product), or one option at a time (each)"
@@ -59,7 +60,7 @@ class BenchConfig(BaseModel):
                 raise ValueError(f"{name!r} is none of {', '.join(COLUMNS)}")
         return columns
 
-    @field_validator("benchmarks", "policies", "seeds")
+    @field_validator("benchmarks", "policies", "seeds", "problems")
     @classmethod
     def _all_different(cls, values: tuple[object, ...]) -> tuple[object, ...]:
         if len(set(values)) < len(values):
@@ -135,6 +136,8 @@ class BenchRecipe:
             raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
         if self.bench.columns and not any(Path(name).suffix.lower() in MANY_SUFFIXES for name in self.bench.benchmarks):
             raise UserError(f"--map names the columns of a file, and {', '.join(self.bench.benchmarks)} is none")
+        if self.bench.problems and self.bench.limit is not None:
+            raise UserError("--problems names problems and --limit counts them: give one of both")
         self.bench.shard_numbers  # noqa: B018 # refuses a shard that does not exist
         build(EngineConfig, self.engine)
         for variant in self.variants():
@@ -286,9 +289,14 @@ def planned_searches(recipe: BenchRecipe) -> Iterator[PlannedSearches]:
 
 def _num_problems(recipe: BenchRecipe, benchmark: Benchmark) -> int:
     """Returns the number of problems in this shard."""
-    limit = recipe.bench.limit
+    limit, numbers = recipe.bench.limit, recipe.bench.problems
     known = benchmark.num_items
-    count = sum(1 for _ in benchmark.first(limit)) if known is None else min(known, limit or known)
+    if numbers and known is not None and max(numbers) > known:
+        raise UserError(f"{benchmark.name} has {known} problems, there is no number {max(numbers)}")
+    if known is None:
+        count = sum(1 for _ in benchmark.first(limit, numbers))
+    else:
+        count = len(numbers) or min(known, limit or known)
     number, shards = recipe.bench.shard_numbers
     return len(range(number, count, shards))
 

@@ -24,6 +24,7 @@ from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
 FIGURES_FOLDER = "figures"
+TABLES_FOLDER = "tables"
 PAGES_FOLDER = "trees"
 MOST_PAGES = 8
 STYLE = """
@@ -64,10 +65,15 @@ class Report:
     notes: Sequence[str] = ()
 
     def write(self, folder: Path) -> None:
-        """Writes report.md, report.json, report.html and figures/*.png."""
+        """Writes report.md, report.json, report.html, tables/*.csv and *.tex, and figures/*.png."""
         files = {"md": self.to_markdown(), "json": self.to_json(), "html": page(self.title, STYLE, self._elements())}
         for name, text in files.items():
             (folder / f"report.{name}").write_text(text, encoding="utf-8")
+        (folder / TABLES_FOLDER).mkdir(exist_ok=True)
+        for each in self.tables:
+            name = slug(each.title.lower().replace("@", "_at_"))
+            (folder / TABLES_FOLDER / f"{name}.csv").write_text(each.to_csv(), encoding="utf-8")
+            (folder / TABLES_FOLDER / f"{name}.tex").write_text(each.to_latex(), encoding="utf-8")
         if self.pictures:
             (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
         for picture in self.pictures:
@@ -112,7 +118,7 @@ def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
 
 
 def write_report(folder: Path, *, with_trees: bool = True) -> Report:
-    """Writes report.md, report.json, report.html, figures/*.png and trees/*.html into the run's folder."""
+    """Writes report.md, report.json, report.html, tables, figures/*.png and trees/*.html into the run's folder."""
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]

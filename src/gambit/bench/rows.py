@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gambit import events as ev
+from gambit.answers import canonical
 from gambit.errors import UserError
 from gambit.results.record import fold
 from gambit.results.result import SearchResult
-from gambit.results.vote import VoteKind, ballots_of, count_votes
+from gambit.results.vote import VoteKind, ballots_of, count_votes, pools_of
 from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.tree import TraceState, TraceTree
+from gambit.types import EndReason
 
 ROWS_FILE = "rows.jsonl"
 COUNTS = ("roots", "branched", "pruned", "evicted", "completed", "cancelled")  # of traces, as a result has them
@@ -89,6 +91,10 @@ class Row:
     completed: int = 0
     cancelled: int = 0
     right_traces: int = 0  # completed ones with the right answer
+    wrong_traces: tuple[int, ...] | None = None  # of each wrong answer; None in rows of earlier versions
+    at_limit: int = 0  # completed ones that had no token left
+    children_right: int = 0  # completed ones that are right where their parents ended wrong
+    parents_right: int = 0  # and the reverse
     queued: int = 0  # times a running trace lost its memory and had to wait
     waited_steps: int = 0  # decode steps that traces spent waiting for memory
     waited_seconds: float = 0.0
@@ -125,7 +131,8 @@ class Row:
     @classmethod
     def from_json(cls, line: str) -> Row:
         raw = json.loads(line)
-        lists = {key: tuple(raw[key]) for key in ("unique_lengths", "total_lengths")}
+        lists = {key: tuple(raw[key]) for key in ("unique_lengths", "total_lengths", "wrong_traces")
+                 if raw.get(key) is not None}  # fmt: skip
         series = Series(**{key: tuple(values) for key, values in raw["series"].items()})
         return cls(**{**raw, **lists, "seconds": Spent(**raw["seconds"]), "series": series})
 
@@ -173,10 +180,17 @@ def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: J
     samples = [event for event in events if isinstance(event, ev.Sample)]
     done = sorted(record.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
     answers = Counter(trace.answer for trace in done)  # also without a vote: some policies let only the surest vote
+    at_limit = sum(isinstance(event, ev.Finished) and event.reason is EndReason.LENGTH for event in events)
+    rights = {trace.id: is_right(trace.answer) for trace in done}
+    families = [(rights[each.id], rights[each.parent]) for each in done if each.parent in rights]
     votes = {kind: count_votes(ballots_of(record.tree, kind), kind, equal) for kind in REVOTES}
     return dataclasses.replace(
         row,
-        right_traces=sum(count for answer, count in answers.items() if is_right(answer)),
+        right_traces=sum(rights.values()),
+        wrong_traces=tuple(sorted(_wrong(answers, is_right, equal), reverse=True)),
+        at_limit=at_limit,
+        children_right=families.count((True, False)),
+        parents_right=families.count((False, True)),
         productive=productive_tokens(record.tree),
         queued=sum(isinstance(event, ev.Queued) for event in events),
         waited_steps=record.waiting.steps,
@@ -191,6 +205,12 @@ def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: J
         series=series_of(samples),
         engines=record.num_engines,
     )
+
+
+def _wrong(answers: Counter[str | None], is_right: Callable[[str | None], bool], equal: Judge) -> list[int]:
+    """Returns the number of traces of each wrong answer; equal answers count together."""
+    given = [answer for answer in answers if answer is not None and canonical(answer) and not is_right(answer)]
+    return [sum(answers[answer] for answer in pool) for pool in pools_of(given, equal)]
 
 
 def _with_result(row: Row, result: SearchResult, *, is_right: bool) -> Row:

@@ -139,7 +139,7 @@ class Runner:
         bench = self.plan.recipe.bench
         number, count = bench.shard_numbers
         for seed, benchmark in itertools.product(bench.seeds, self.benchmarks):
-            mine = itertools.islice(benchmark.first(bench.limit), number, None, count)
+            mine = itertools.islice(benchmark.first(bench.limit, bench.problems), number, None, count)
             for turn, block in enumerate(_blocks(mine, bench.block_size)):
                 for variant in _rotated(self.plan.variants, number + turn):
                     group = SearchGroup(self.plan, benchmark, variant, seed, turn)

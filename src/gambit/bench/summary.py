@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from operator import attrgetter
+from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from gambit import stats as st
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
+from gambit.bench.subsets import majority_at, pass_at, sizes_up_to
 from gambit.results.result import EarlyEnds
 from gambit.stats import Floats, Interval, supports_claim
 
@@ -30,7 +32,8 @@ PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 # Fields of rows that a report gives as means.
 MEANS = (
     "completed", "reused", "recomputed", "kv_peak", "queued", "waited_steps", "waited_seconds", "evicted", "pruned",
-    "branched", "verifier_thoughts", "verifier_tokens", "verifier_seconds", "verifier_waited",
+    "branched", "at_limit", "children_right", "parents_right", "verifier_thoughts", "verifier_tokens",
+    "verifier_seconds", "verifier_waited",
 )  # fmt: skip
 right: Measure = attrgetter("correct")
 tokens: Measure = attrgetter("generated")
@@ -193,6 +196,23 @@ class Method:
         rows = (row for row in self.good if row.warmup_tokens)
         return EarlyEnds.of((length, row.warmup_tokens) for row in rows for length in row.total_lengths)
 
+    def of_subsets(self, chance: Callable[[Row, int], float]) -> dict[int, Interval]:
+        """Returns the mean of a chance by k, for the sizes k that every search has completed traces for."""
+        fewest = min((row.completed for row in self.good), default=0)
+        found = {}
+        for k in sizes_up_to(fewest):
+            [known], draws = self.table.known(self.table.costs(self.variant, lambda row, k=k: chance(row, k)))  # type: ignore[misc]
+            if len(known):
+                found[k] = st.share_interval(known, draws)
+        return found
+
+    def by_seed(self) -> tuple[float, ...]:
+        """Returns the accuracy of each seed that has been through all problems of the table."""
+        found: dict[int, list[bool]] = defaultdict(list)
+        for row in self.rows:
+            found[row.seed].append(row.correct)
+        return tuple(mean_of(found[seed]) for seed in sorted(found) if len(found[seed]) == len(self.table.problems))
+
     def revotes(self) -> dict[str, Interval]:
         def right_by(kind: str) -> Measure:
             return lambda row: row.revotes.get(kind, False)
@@ -200,6 +220,11 @@ class Method:
         return {
             kind: self.share(right_by(kind)) for kind in sorted({kind for row in self.rows for kind in row.revotes})
         }
+
+
+def _majority_at(row: Row, k: int) -> float:
+    wrong = row.wrong_traces
+    return math.nan if wrong is None else majority_at(k, row.completed, row.right_traces, wrong)
 
 
 def _over(part: float, whole: float) -> float | None:
@@ -225,6 +250,14 @@ class Cell:
     trace_accuracy: Interval | None = figure(Method.trace_accuracy)  # of a single completed trace
     trace_gain: Interval | None = figure(Method.trace_gain)  # that, minus the baseline's, paired by problem
     coverage: Interval = figure(lambda m: m.share(lambda row: row.right_traces > 0))  # is some completed trace right?
+    pass_at: Mapping[int, Interval] = figure(
+        lambda m: m.of_subsets(lambda row, k: pass_at(k, row.completed, row.right_traces))
+    )
+    majority_at: Mapping[int, Interval] = figure(lambda m: m.of_subsets(_majority_at))
+    by_seed: tuple[float, ...] = figure(Method.by_seed)  # accuracy
+    seed_deviation: float | None = figure(
+        lambda m: stdev(found) if len(found := m.by_seed()) > 1 else None  # of a run, from one seed to another
+    )
     means: Mapping[str, float] = figure(lambda m: {name: m.mean(attrgetter(name)) for name in MEANS})
     tokens: Interval | None = figure(Method.tokens)
     token_ratio: Interval | None = figure(Method.token_ratio)  # to the baseline's, paired by problem

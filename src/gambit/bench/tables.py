@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
 from gambit.results.html import Markup, joined, table, tag
@@ -33,6 +35,31 @@ class Table:
         scrolled = tag("div", table(self.columns, self.rows, self.num_names), class_="scroll")
         return joined([tag("h2", self.title), scrolled, tag("p", self.note, class_="note")])
 
+    def to_csv(self) -> str:
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def to_latex(self) -> str:
+        """Returns a `tabular` with booktabs' rules."""
+        kinds = "l" * self.num_names + "r" * (len(self.columns) - self.num_names)
+        head, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in (self.columns, *self.rows))
+        begin = rf"\begin{{tabular}}{{{kinds}}}"
+        return "\n".join((f"% {self.title}", begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
+                          r"\end{tabular}", ""))  # fmt: skip
+
+
+_LATEX: dict[str, str | int | None] = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", MINUS: "$-$", "–": "--", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def _in_latex(text: str) -> str:
+    return text.translate(str.maketrans(_LATEX))
+
 
 # -- tables ----------------------------------------------------------------------------------------------------
 
@@ -44,7 +71,8 @@ def all_tables(summary: BenchSummary) -> list[Table]:
         for title, note, columns in TABLES
         if title != "Verifier" or any(cell.means["verifier_thoughts"] for cell in summary.cells)
     ]
-    tables = [main, _overall(summary), _comparisons(summary), *costs, _pools(summary), _revotes(summary)]
+    more = (_subsets(summary), _seeds(summary), _pools(summary), _revotes(summary))
+    tables = [main, _overall(summary), _comparisons(summary), *costs, *more]
     return [table for table in tables if table.rows]
 
 
@@ -160,6 +188,17 @@ TABLES: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
             ("some trace right %", lambda c: percent(c.coverage)),
         ),
     ),
+    (
+        "Ends and branches",
+        "Means a search. At their limit: completed traces that ran out of tokens, and may have had more to say. Child "
+        "right: its parent ended too, with a wrong answer; parent right: the reverse.",
+        (
+            _mean("completed", "completed", 1),
+            _mean("of these at their limit", "at_limit", 1),
+            _mean("child right, parent wrong", "children_right", 2),
+            _mean("parent right, child wrong", "parents_right", 2),
+        ),
+    ),
 )
 
 
@@ -174,6 +213,38 @@ def _overall(summary: BenchSummary) -> Table:
     )
     columns = ("method", "accuracy %", f"against {summary.baseline}", "tokens", "seconds")
     return Table("Over all benchmarks", note, columns, tuple(rows), 1)
+
+
+def _subsets(summary: BenchSummary) -> Table:
+    """Returns a row for each method and number of traces."""
+    rows = [
+        (cell.benchmark, cell.variant, f"{k}", percent(found), percent(cell.majority_at.get(k)))
+        for cell in summary.cells
+        for k, found in cell.pass_at.items()
+    ]
+    note = (
+        "Of k of a search's completed traces, all choices of k alike: how often one of them is right, and how often "
+        "the right answer has most votes, ties shared. Exact for each search, with intervals over problems. Traces "
+        "that share a prefix are no independent samples: only methods without branches show what fewer would find."
+    )
+    return Table("pass@k and majority@k", note, ("benchmark", "method", "k", "pass@k %", "majority@k %"), tuple(rows))
+
+
+def _seeds(summary: BenchSummary) -> Table:
+    cells = [cell for cell in summary.cells if len(summary.seeds) > 1 and len(cell.by_seed) == len(summary.seeds)]
+    rows = [
+        (
+            cell.benchmark,
+            cell.variant,
+            *map(percent, cell.by_seed),
+            percent(cell.accuracy.value),
+            percent(cell.seed_deviation),
+        )
+        for cell in cells
+    ]
+    columns = ("benchmark", "method", *(f"seed {seed}" for seed in sorted(summary.seeds)), "mean", "standard deviation")
+    note = "Accuracy in %. The standard deviation is that of one seed's accuracy, over the same problems."
+    return Table("Seeds", note, columns, tuple(rows))
 
 
 def _pools(summary: BenchSummary) -> Table:

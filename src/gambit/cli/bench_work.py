@@ -12,7 +12,7 @@ from typing import TypeAlias
 import typer
 from rich.table import Table
 
-from gambit.bench.datasets import Benchmark
+from gambit.bench.datasets import Benchmark, numbers_of
 from gambit.bench.folder import (
     BenchPlan,
     add_environment,
@@ -25,6 +25,7 @@ from gambit.bench.folder import (
     read_plan,
     stamp,
 )
+from gambit.bench.outlook import outlook
 from gambit.bench.recipe import BenchRecipe, planned_searches, recipe_from, with_methods
 from gambit.bench.report import Report, write_report
 from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
@@ -112,6 +113,7 @@ def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> Be
     named = {
         "benchmarks": options.benchmark,
         "seeds": _listed(options.seeds, "--seeds"),
+        "problems": numbers_of(options.problems) or None,
         "logs": False if options.no_logs else None,
         "columns": columns_of(options.columns) or None,
         **{name: getattr(options, name) for name in ("limit", "concurrency", "block", "shard")},
@@ -156,6 +158,8 @@ def _show_plan(recipe: BenchRecipe) -> int:
     num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
+    for sentence in outlook(recipe, num_tokens):
+        put(sentence)
     for missing in recipe.lacking():
         warn(f"the run itself would be refused here: {missing}")
     return OK

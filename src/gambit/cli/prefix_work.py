@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from gambit.bench.datasets import benchmark_for
+from gambit.bench.datasets import benchmark_for, numbers_of
 from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
 from gambit.cli.bench import PrefixOptions
 from gambit.cli.options import given, picked
@@ -35,7 +35,8 @@ def prefix_value(options: PrefixOptions, flags: Mapping[str, str | bool | None])
                         "to choose")  # fmt: skip
     plan = PrefixPlan(_shares(options.cuts), options.rollouts, options.keep)
     benchmark = benchmark_for(options.benchmark)
-    tasks = [Task(Problem(item.question, item.id), item.answer) for item in benchmark.first(options.limit)]
+    items = benchmark.first(options.limit, numbers_of(options.problems))
+    tasks = [Task(Problem(item.question, item.id), item.answer) for item in items]
     values = {"memory_ratio": options.memory_ratio, **given({"answer": benchmark.answer}), **given(flags)}
     engine = picked(EngineConfig, values)
     search = picked(SearchConfig, values)

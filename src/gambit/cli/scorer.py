@@ -51,6 +51,7 @@ class CollectOptions(CheckedModel):
     model: str = Field("pawn", description="folder or hub name")
     traces: int = Field(16, ge=1, le=1_000_000, description="traces a problem")
     limit: int | None = Field(None, ge=1, le=MANY, description="first problems only (puzzles, chains: 600)")
+    only: str | None = Field(None, description="only the problems with these numbers, counted from 1, as in 12,27")
     shard: str = Field("1/1", description="i/n: only every n-th problem, from the i-th on; `merge` joins")
     seed: int = Field(0, description="of puzzles and sampling")
     engine: str = Field(AUTO, description="local, vllm or auto")

@@ -15,6 +15,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.table import Table
 
+from gambit.bench.datasets import chosen, numbers_of
 from gambit.chains import FAMILIES, SYNTAX
 from gambit.cli.options import given, picked
 from gambit.cli.progress import engine_lines, progress_bar
@@ -71,7 +72,8 @@ MOST_REASONS = 5
 def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     check_boundary_rule(options.boundary)
     first, every = shard_of(options.shard)
-    tasks = tasks_of(options)[first::every]
+    tasks, numbers = tasks_of(options), numbers_of(options.only, "--only")
+    tasks = (list(chosen(tasks, numbers, options.problems)) if numbers else tasks)[first::every]
     check_not_empty(options.shard, len(tasks))
     values = options.model_dump()
     positions = tuple(StatePosition) if options.state_position == "both" else (StatePosition(options.state_position),)
