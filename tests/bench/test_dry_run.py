@@ -86,8 +86,8 @@ def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
         "slim-sc",
         "deepconf",
         "gambit",
-        "gambit, vote by score",
-        "gambit, authors' rules",
+        "gambit by score",
+        "authors' rules",
     ]
     assert configs["gambit"].vote == "position" and configs["sc"].vote is None
     assert configs["slim-sc"].policy_options["threshold"] == 0.95
