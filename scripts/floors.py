@@ -43,6 +43,7 @@ FLOORS = (
     Floor("view", "the tree page of a run"),
     Floor("training", "from traces to an evaluated scorer"),
     Floor("bench", "methods compared on benchmarks, and their report"),
+    Floor("export", "training data from event logs"),
     Floor("api", "the public names"),
     Floor("serve", "`gambit serve`: searches behind OpenAI's API, and a live page"),
     Floor("cli", "the `gambit` command"),

@@ -20,9 +20,9 @@ from support import GOLDEN
 FOLDER = GOLDEN / "cli"
 PUZZLE = "a = 17; b = 61; c = a + b; d = c - a; d?"
 SEARCH = ("--engine", "local", "--seed", "1", "--capacity", "8")
-HELP = ("", "solve", "demo", "serve", "policies", "view", "replay", "bench", "report", "merge", "prefix-value",
-        "doctor", "scorer", "scorer collect", "scorer merge", "scorer train", "scorer eval", "scorer import",
-        "scorer export", "scorer show")  # fmt: skip
+HELP = ("", "solve", "demo", "serve", "policies", "view", "replay", "export", "bench", "report", "merge",
+        "prefix-value", "doctor", "scorer", "scorer collect", "scorer merge", "scorer train", "scorer eval",
+        "scorer import", "scorer export", "scorer show")  # fmt: skip
 # In this order, in one folder: the later ones read what the earlier ones wrote.
 RUNS: dict[str, tuple[str, ...]] = {
     "solve": ("solve", PUZZLE, *SEARCH, "--out", "one"),

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "policies": LazyCommand("policies:policies", "Search", "List the search methods with their options."),
     "view": LazyCommand("runs:view", "Runs", "Write one HTML page that shows what a search did."),
     "replay": LazyCommand("runs:replay", "Runs", "Rebuild a run's result from its event log alone."),
+    "export": LazyCommand("export:export", "Runs", "Make training data of runs."),
     "bench": LazyCommand("bench:bench", "Benchmarks", "Compare search methods on benchmarks."),
     "report": LazyCommand("bench:report", "Benchmarks", "Make tables, figures and a page of a bench run."),
     "merge": LazyCommand("bench:merge", "Benchmarks", "Put the shards of a bench run together."),

@@ -95,11 +95,17 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 def tokenizer_of(started: RunStarted, given: str | None) -> Tokenizer:
     """Returns the tokenizer that the log names, or the one given instead."""
+    named = given or model_of(started)
+    if named is None:
+        raise UserError("the log does not name a model: give --tokenizer")
+    return load_tokenizer(models.locate(named))
+
+
+def model_of(started: RunStarted) -> str | None:
+    """Returns the model that the log names, as it is found here."""
     engine = started.environment.get("engine")
     named = engine.get("model") if isinstance(engine, dict) else None
-    if given is None and not isinstance(named, str):
-        raise UserError("the log does not name a model: give --tokenizer")
-    return load_tokenizer(models.locate(given or _moved(str(named))))
+    return _moved(named) if isinstance(named, str) else None
 
 
 def _moved(model: str) -> str:

@@ -1,0 +1,1 @@
+"""Training data from what searches leave behind: their event logs."""
