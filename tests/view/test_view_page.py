@@ -30,7 +30,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return story
 
 
-NUM_ISLANDS, PER_ISLAND = 20, 8  # 160 traces: more than can be told apart on a screen of 800 pixels
+NUM_ISLANDS, PER_ISLAND = 30, 8  # 240 traces: more than can be told apart on a screen of 800 pixels
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_a_link_to_a_folded_trace_unfolds_its_island_alone(islands: Browser) -> 
 def test_the_vote_and_a_table_tell_islands(islands: Browser) -> None:
     assert islands.text("#run table thead").split() == ["answer", "weight", "traces", "roots", "islands"]
     cells = "[...document.querySelectorAll('tr[data-vote=\"1\"] td')].map((cell) => cell.textContent)"
-    assert islands.run(cells) == ["9", "1.38", "8", "8", "1"]
+    assert islands.run(cells) == ["9", "0.92", "8", "8", "1"]
     islands.run("document.querySelector('#islands').open = true")
     islands.wait_for(f"document.querySelectorAll('#islands tbody tr').length === {NUM_ISLANDS}")
     assert islands.text("#islands tbody tr:nth-child(4)").split() == ["3", "8", "8", "9", "×", "8"]
@@ -328,3 +328,22 @@ def test_few_traces_are_not_folded_and_one_island_has_no_bars(page: Browser) -> 
     assert page.run(
         "document.querySelector('#tree-base').getContext('2d').getImageData(0, 0, 5, 400).data.every((v) => v === 0)"
     )
+
+
+def test_a_sentence_sums_the_search_up_and_ends_are_coloured(islands: Browser) -> None:
+    assert islands.text("#summary") == f"{NUM_ISLANDS * PER_ISLAND} traces began. 232 of 240 complete ones say 7."
+    islands.press("u")
+    ends = islands.run("""(() => {
+        const canvas = document.querySelector("#tree-base"), style = getComputedStyle(document.documentElement);
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const count = (name) => {
+            const wanted = style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/g).map((hex) => parseInt(hex, 16));
+            let found = 0;
+            for (let i = 0; i < data.length; i += 4) {
+                found += data[i + 3] === 255 && wanted.every((value, each) => data[i + each] === value);
+            }
+            return found;
+        };
+        return [count("--win") > 500, count("--lose") > 20];
+    })()""")
+    assert ends == [True, True]

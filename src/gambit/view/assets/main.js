@@ -361,6 +361,7 @@ function take(data, store) {
 function describe() {
   byId("question-line").textContent = run.run.question.replace(/\s+/g, " ");
   byId("answer-line").replaceChildren("answer ", el("b", {}, run.run.answer ?? "none"));
+  byId("summary").replaceChildren(...summary(run));
   byId("run").replaceChildren(...runPanel(run, { onVote: pickVote, onTrace: pick, onIsland: openIsland }));
   const kept = run.traces.parent.map((_, trace) => trace).filter(FILTERS.completed()).length;
   const chosen = byId("show").value || "all";

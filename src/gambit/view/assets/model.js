@@ -17,6 +17,8 @@ class Run {
     this.textStart = starts(this.traces.text);
     this.voteOf = new Int32Array(this.size).fill(NONE);
     this.votes.forEach((row, index) => row.traces.forEach((trace) => { this.voteOf[trace] = index; }));
+    this.winner = this.votes.length === 0 ? NONE
+      : this.votes[0].traces.reduce((best, trace) => (this.score(trace) ?? 0) > (this.score(best) ?? 0) ? trace : best);
     this.known = new Map(); // trace -> promise of its whole text as bytes
   }
 

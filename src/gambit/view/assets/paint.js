@@ -12,7 +12,7 @@ function theme() {
   return {
     ink: read("--ink"), soft: read("--soft"), faint: read("--faint"), paper: read("--paper"), line: read("--line"),
     mark: read("--mark"), accent: read("--accent"), ghost: read("--ghost"), wait: read("--wait"), run: read("--run"),
-    done: read("--done"),
+    done: read("--done"), win: read("--win"), lose: read("--lose"),
     islands: Array.from({ length: NUM_ISLAND_COLOURS }, (_, i) => read(`--island-${i}`)),
     shades: Array.from({ length: NUM_SHADES }, (_, i) => blend(stops, i / (NUM_SHADES - 1))),
   };

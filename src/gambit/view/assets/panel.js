@@ -58,6 +58,17 @@ function groupTip(run, group) {
   ];
 }
 
+// What happened, in a sentence.
+function summary(run) {
+  const all = run.traces.parent.map((_, trace) => trace), count = (state) => all.filter((trace) => run.stateName(trace) === state).length;
+  const [pruned, done, branched] = [count("pruned"), count("finished"), run.size - run.roots.length];
+  const changes = pruned + branched === 0 ? "" : `; ${number(pruned)} weak ones were pruned, ${number(branched)} branched from strong ones`;
+  const words = `${number(run.roots.length)} traces began${changes}. `;
+  if (run.votes.length === 0) return [words, `${number(done)} are complete.`];
+  const [row] = run.votes;
+  return [words, `${number(row.traces.length)} of ${number(done)} complete ones say `, el("b", {}, row.answer), "."];
+}
+
 // -- the run -------------------------------------------------------------------------------------------------------
 
 function runPanel(run, { onVote, onTrace, onIsland }) {

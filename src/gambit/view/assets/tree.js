@@ -2,7 +2,8 @@
 // the top one on hover.
 
 const ROW_MAX = 18, NEAR = 7, LABELLED = 8, READABLE = 12; // pixels
-const LEAST_ROW = 5; // of a trace that can be told from its neighbours
+const LEAST_ROW = 2.2; // of a trace that can be told from its neighbours
+const END = 9; // the coloured end of a thin row
 const LEAST_BAND = 10, BAND = 12, MOST_BAND = 30; // of a folded group
 const BAR = 5, FOLD_ZONE = 14; // the bar beside an island, and where a click folds it
 const BIN = 2; // pixels of a band's columns
@@ -167,6 +168,7 @@ class Tree {
     this.connectors(ink, this.rows.map(({ trace }) => trace).filter((trace) => trace !== NONE)); // also from outside
     shown.forEach(({ group }, i) => group && this.band(ink, group, this.rowY(first + i)));
     this.paint(ink, traces.map((trace) => [trace, Infinity]), 1);
+    this.winner(ink);
     this.bars(ink, first, last);
     if (this.rowHeight >= 10) this.names(ink, traces);
     this.scrollbar(ink);
@@ -241,12 +243,41 @@ class Tree {
       const goesOn = row + 1 < this.rows.length
         && (hasIslands ? this.islandsBeside(row + 1)[0] === islands.at(-1) : this.groupOf(row + 1) === own);
       const top = this.rowY(row) - this.rowHeight / 2, height = this.rowHeight - (goesOn ? 0 : Math.min(1.5, this.rowHeight / 4));
-      const stripes = hasIslands && height / islands.length >= LEAST_STRIPE ? islands : [NONE];
+      const stripes = hasIslands && (islands.length === 1 || height / islands.length >= LEAST_STRIPE) ? islands : [NONE];
       stripes.forEach((island, i) => {
         ink.fillStyle = island === NONE ? this.colours.faint : this.colours.islands[island % NUM_ISLAND_COLOURS];
         ink.fillRect(0, top + (i * height) / stripes.length, BAR, height / stripes.length + (goesOn ? 0.3 : 0));
       });
     }
+  }
+
+  // The way to the answer: the best-scored trace that gave it, with all it inherited.
+  winner(ink) {
+    const best = this.run.winner;
+    const path = best === NONE ? [] : this.untilOf([best]).filter(([trace]) => !this.isFoldedAway(trace) && this.row[trace] !== NONE);
+    ink.lineWidth = 2;
+    ink.strokeStyle = this.colours.win;
+    for (const [trace] of path) {
+      const parent = this.run.traces.parent[trace];
+      if (parent === NONE || this.row[parent] === NONE) continue;
+      const x = this.axis.x(this.run.traces.created[trace]);
+      line(ink, x, this.y(parent), x, this.y(trace));
+    }
+    this.paint(ink, path, Math.max(1.5, 3 / Math.max(this.rowHeight * 0.55, 0.6)));
+  }
+
+  // The traces and their ancestors, each with the last step that counts.
+  untilOf(traces) {
+    const until = new Map();
+    for (const trace of traces) {
+      let end = Infinity;
+      for (let at = trace; at !== NONE; at = this.run.traces.parent[at]) {
+        if ((until.get(at) ?? NONE) >= end) break;
+        until.set(at, end);
+        end = this.run.traces.created[at];
+      }
+    }
+    return [...until];
   }
 
   groupOf(row) { return this.rows[row].group ?? this.rows[row].groups.at(-1); }
@@ -351,18 +382,29 @@ class Tree {
     const radius = Math.min(this.rowHeight * 0.34, 3.6) * (boldness > 1 ? 1.25 : 1);
     const r = Math.max(radius, boldness > 1 ? 2.5 : 0), y = this.y(trace), state = run.stateName(trace);
     ink.fillStyle = ink.strokeStyle = this.colours.mark;
-    if (r < 0.9) { // from afar only those that answered
-      if (state === "finished") ink.fillRect(axis.x(run.end(trace)), y - 0.5, 3, 1);
-      return;
+    const colour = this.endColour(trace);
+    if (r < 2) { // from afar only those that answered
+      ink.fillStyle = colour;
+      if (state === "finished") ink.fillRect(axis.x(run.end(trace)), y - this.rowHeight / 2, END, Math.max(this.rowHeight - 0.5, 1));
+      if (r < 0.9) return;
     }
+    ink.fillStyle = this.colours.mark;
     ink.lineWidth = r > 2 ? 1.3 : 0.8;
     MARKS[run.traces.parent[trace] === NONE ? "root" : "branch"](ink, axis.x(run.traces.created[trace]), y, r);
     const x = axis.x(run.end(trace)) + r + 1;
+    ink.fillStyle = ink.strokeStyle = colour;
+    if (r < 2 && state === "finished") return;
     if (run.wasGhost(trace)) {
       MARKS.ghost(ink, x - r - 1, y, r);
       if (state === "pruned") MARKS.pruned(ink, axis.x(run.traces.left[trace]) + r + 1, y, r);
     } else if (MARKS[state]) MARKS[state](ink, x, y, r);
     if ((state === "finished" || run.traces.answer[trace] !== null) && (this.rowHeight >= LABELLED || boldness > 1)) this.answer(ink, trace, x + r + 5, y);
+  }
+
+  // Of its end: blue with the winning answer, orange with another one, grey without any.
+  endColour(trace) {
+    if (this.run.stateName(trace) !== "finished") return this.colours.soft;
+    return this.run.voteOf[trace] === 0 ? this.colours.win : this.colours.lose;
   }
 
   answer(ink, trace, x, y) {
@@ -375,7 +417,7 @@ class Tree {
     ink.lineWidth = 3;
     const short = text.length > 18 ? `${text.slice(0, 17)}…` : text;
     ink.strokeText(short, x, y);
-    ink.fillStyle = isWinner ? this.colours.ink : this.colours.soft;
+    ink.fillStyle = isWinner ? this.colours.win : this.colours.lose;
     ink.fillText(short, x, y);
   }
 
@@ -406,16 +448,7 @@ class Tree {
       line(ink, x, 0, x, this.height);
     }
     if (group) this.outline(ink, group);
-    const until = new Map();
-    for (const trace of traces) {
-      let end = Infinity;
-      for (let at = trace; at !== NONE; at = this.run.traces.parent[at]) {
-        if ((until.get(at) ?? NONE) >= end) break;
-        until.set(at, end);
-        end = this.run.traces.created[at];
-      }
-    }
-    const parts = [...until].filter(([trace]) => this.row[trace] !== NONE);
+    const parts = this.untilOf(traces).filter(([trace]) => this.row[trace] !== NONE);
     const boldness = Math.max(1.3, 2.2 / Math.max(this.rowHeight * 0.55, 0.6));
     this.connectors(ink, parts.map(([trace]) => trace));
     this.paint(ink, parts, boldness);
