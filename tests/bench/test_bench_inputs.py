@@ -1,15 +1,22 @@
 """What a bench run is made of: benchmarks by name and file, recipes, sweeps, variants; and what is refused."""
 
+import hashlib
 import json
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from huggingface_hub import constants
 
 from gambit.answers import AnswerKind, Grader, extractor_for
+from gambit.bench import datasets
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
+from gambit.bench.public_file import PublicFile
 from gambit.bench.recipe import BenchRecipe, recipe_from, with_methods
 from gambit.chains import HOW_TO_WRITE, generate
 from gambit.config import registry
@@ -29,7 +36,8 @@ def write_lines(path: Path, *records: dict[str, object]) -> Path:
 
 def test_every_built_in_benchmark_is_there() -> None:
     assert registry.names("gambit.benchmarks") == [
-        "aime_2025", "aime_2026", "gpqa_diamond", "gsm8k", "hmmt_feb_2024", "hmmt_feb_2025", "math_500", "pawn",
+        "aime_2024", "aime_2025", "aime_2026", "beyond_aime", "gpqa_diamond", "gsm8k", "hmmt_2012_2023",
+        "hmmt_feb_2024", "hmmt_feb_2025", "hmmt_feb_2026", "hmmt_nov_2025", "math_500", "pawn",
     ]  # fmt: skip
     for name in registry.names("gambit.benchmarks"):
         assert benchmark_for(name).name == name
@@ -91,8 +99,8 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, records: list, c
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown benchmark 'aime_2024': did you mean 'aime_202\d'.*\.jsonl"):
-        benchmark_for("aime_2024")
+    with pytest.raises(UserError, match=r"unknown benchmark 'aime_2023': did you mean 'aime_202\d'.*hf:DATASET"):
+        benchmark_for("aime_2023")
 
 
 def test_without_the_dataset_the_message_names_the_file_to_put_where(tmp_path: Path, monkeypatch) -> None:
@@ -137,7 +145,101 @@ def test_contest_problems_come_from_their_public_datasets(hub) -> None:
     [item] = benchmark_for("hmmt_feb_2024").items()
     assert (item.id, item.question, item.answer) == ("hmmt_feb_2024-1", "P?", "70")
     list(benchmark_for("math_500").items())
-    assert asked == [("MathArena/hmmt_feb_2024", None, "train"), ("HuggingFaceH4/MATH-500", None, "test")]
+    list(benchmark_for("aime_2024").items())
+    list(benchmark_for("beyond_aime").items())
+    assert asked == [
+        ("MathArena/hmmt_feb_2024", None, "train"), ("HuggingFaceH4/MATH-500", None, "test"),
+        ("HuggingFaceH4/aime_2024", None, "train"), ("ByteDance-Seed/BeyondAIME", None, "test"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "asked_for"),
+    [
+        ("hf:ORG/SET", "ORG-SET-test", ("ORG/SET", None, "test")),
+        ("hf:ORG/SET:train", "ORG-SET-train", ("ORG/SET", None, "train")),
+        ("hf:ORG/SET/main:train[:10]", "ORG-SET-main-train_10_", ("ORG/SET", "main", "train[:10]")),
+    ],
+)
+def test_any_dataset_of_the_hub_is_a_benchmark(hub, name, label, asked_for) -> None:
+    asked = hub({"id": 0.5, "problem": "P?", "answer": 7}, {"id": "b", "problem": "Q?", "answer": "8"})
+    benchmark = benchmark_for(name)
+    items = [(item.id, item.question, item.answer) for item in benchmark.items()]
+    assert (benchmark.name, asked) == (label, [asked_for])
+    assert items == [(f"{label}-1", "P?", "7"), ("b", "Q?", "8")]
+
+
+def test_columns_of_a_dataset_may_have_other_names(hub) -> None:
+    hub({"Problem": "P?", "Answer": 7, "id": "no folder/name"})
+    named = {"question": "Problem", "answer": "Answer"}
+    assert [(item.id, item.question, item.answer) for item in benchmark_for("hf:O/S", named).items()] == [
+        ("O-S-test-1", "P?", "7")
+    ]
+    with pytest.raises(UserError, match=r"O/S, row 1: .*question.*"):
+        list(benchmark_for("hf:O/S").items())
+    with pytest.raises(UserError, match=r"'Solution'; it has Answer, Problem"):
+        list(benchmark_for("hf:O/S", {"answer": "Solution"}).items())
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:set", "hf:a/b/c/d", "hf:a/b:", "hf:a b/c"])
+def test_a_malformed_name_of_a_dataset_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="is not of the form hf:ORG/NAME"):
+        benchmark_for(name)
+
+
+LINES = b'{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?", "answer": "4"}\n'
+
+
+@pytest.fixture
+def git_host() -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A server in the place of the host of public repositories: its address, and the bytes of its paths."""
+    files: dict[str, bytes] = {}
+
+    class Files(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = files.get(self.path)
+            self.send_response(404 if content is None else 200)
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Files)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", files
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_scorers_training_problems_are_fetched_once_and_recognised_by_their_hash(
+    git_host, tmp_path: Path, monkeypatch
+) -> None:
+    address, files = git_host
+    blob = hashlib.sha1(b"blob %d\0%b" % (len(LINES), LINES)).hexdigest()
+    public = PublicFile("org/repo", "c" * 40, "a/b.jsonl", blob, address)
+    monkeypatch.setattr(datasets, "_HMMT_2012_2023", public)
+    monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    benchmark = benchmark_for("hmmt_2012_2023")
+    assert "trained on these problems" in (benchmark.caution or "")
+    place = tmp_path / "hmmt_2012_2023.jsonl"
+    with pytest.raises(UserError, match=f"HF_HUB_OFFLINE is set.*put the file at {place}"):
+        list(benchmark.items())
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match="404"):
+        list(benchmark.items())
+    path = "/org/repo/" + "c" * 40 + "/a/b.jsonl"
+    files[path] = LINES.replace(b"4", b"5")
+    with pytest.raises(UserError, match=f"its hash is .*, not {blob[:12]}…: it was changed"):
+        list(benchmark.items())
+    assert not place.exists()
+    files[path] = LINES
+    assert [item.answer for item in benchmark.items()] == ["2", "4"]
+    files.clear()
+    assert len(list(benchmark.items())) == 2 and place.read_bytes() == LINES
 
 
 def test_gsm8k_answers_stand_behind_the_hashes(hub) -> None:

@@ -347,3 +347,14 @@ for command in ({[*map(str, solve)]}, {[*map(str, judge)]}):
     assert done.returncode == 0, done.stderr
     solved, judged = map(json.loads, done.stdout.splitlines())
     assert solved["counts"]["roots"] == 2 and judged["rankings"][0]["name"] == "brevity"
+
+
+def test_traces_are_collected_for_a_benchmark_by_its_name(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
+    (tmp_path / "gsm8k.jsonl").write_text('{"id": "g1", "question": "1 + 1?", "answer": "so it is #### 2"}\n')
+    out, flags = tmp_path / "data", ("--model", tiny_folder, "--engine", "local", "--device", "cpu")
+    made = Outcome("collect", "--problems", "gsm8k", "--out", out, *flags, "--traces", "2", "--max-new-tokens", "20")
+    assert made.code == 0 and "1 problems; 2 traces" in made.out, made.err
+    assert json.loads((out / "collection.json").read_text())["source"] == "gsm8k"
+    wrong = Outcome("collect", "--problems", "hf:nothing", "--out", tmp_path / "other", *flags)
+    assert wrong.code == 2 and "is not of the form hf:ORG/NAME" in wrong.err

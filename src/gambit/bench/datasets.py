@@ -15,16 +15,21 @@ from typing import TypeAlias, TypeVar, cast
 
 from gambit import chains
 from gambit.answers import AnswerKind
+from gambit.bench.public_file import PublicFile
 from gambit.config import registry
 from gambit.errors import UserError, first_line
 from gambit.pawn.puzzles import Split, generate
 from gambit.storage.folders import cache_folder
-from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
+from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of, renamed
 
 GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300
 NUM_GENERATED = 600
 CHOICES = "ABCD"
+HUB = "hf:"  # then ORG/NAME, with :SPLIT, or with /CONFIG:SPLIT
+HUB_SPEC = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.:%\[\]-]+))?")
+USUAL_SPLIT = "test"
+SYNTAX = (f"{HUB}DATASET[:SPLIT]", *chains.SYNTAX)  # of benchmarks that have no fixed name
 Record = Mapping[str, object]
 T = TypeVar("T")
 Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
@@ -47,6 +52,7 @@ class Benchmark:
     items: Callable[[], Iterable[Item]]  # the same items in the same order at every call
     answer: AnswerKind | None = None  # None: by the user's options
     num_items: int | None = None  # where it is known before reading
+    caution: str | None = None  # what figures on it are not worth
 
     def first(self, limit: int | None, numbers: Collection[int] = ()) -> Iterator[Item]:
         """Yields the first problems, or those with these numbers, counted from 1; raises if there are not as many."""
@@ -77,6 +83,8 @@ def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchm
     """Returns a registered benchmark, or the problems of a file, whose columns may have other names."""
     if name.partition(":")[0] in chains.FAMILIES:
         return _generated(chains.parse_spec(name))
+    if name.startswith(HUB):
+        return _of_hub(name, columns or {})
     path = Path(name)
     if path.suffix.lower() in MANY_SUFFIXES or path.is_file():
         if path.suffix.lower() not in MANY_SUFFIXES:
@@ -87,7 +95,7 @@ def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchm
     try:
         return cast("Benchmark", registry.load(GROUP, name))
     except UserError as error:
-        raise UserError(f"{error}; or give the path of a .jsonl with question and answer") from error
+        raise UserError(f"{error}; or give {HUB}DATASET:SPLIT, or a .jsonl with question and answer") from error
 
 
 def digest(items: Iterable[Item]) -> tuple[int, str]:
@@ -149,14 +157,27 @@ def _hub(
     config: str | None = None,
 ) -> Benchmark:
     """Returns a dataset of the Hugging Face hub."""
-    return Benchmark(name, partial(_hub_items, name, repository, split, config, convert), answer, num_items)
+    return Benchmark(name, partial(_hub_items, name, repository, split, config, convert, {}), answer, num_items)
 
 
-def _hub_items(name: str, repository: str, split: str, config: str | None, convert: Convert) -> Iterator[Item]:
+def _of_hub(name: str, columns: Mapping[str, str]) -> Benchmark:
+    """Returns any dataset of the hub. Its columns are question or problem, and answer, or those that are named."""
+    spec = HUB_SPEC.fullmatch(name.removeprefix(HUB))
+    if spec is None:
+        raise UserError(f"{name!r} is not of the form {HUB}ORG/NAME, {HUB}ORG/NAME:SPLIT or {HUB}ORG/NAME/CONFIG:SPLIT")
+    split = spec["split"] or USUAL_SPLIT
+    label = slug("-".join(filter(None, (*spec["repository"].split("/"), spec["config"], split))))
+    items = partial(_hub_items, label, spec["repository"], split, spec["config"], _contest, columns)
+    return Benchmark(label, items)
+
+
+def _hub_items(
+    name: str, repository: str, split: str, config: str | None, convert: Convert, columns: Mapping[str, str]
+) -> Iterator[Item]:
     """Yields the problems of the local file if there is one, else those of the hub (which keeps its own cache)."""
     path = local_file(name)
     if path.is_file():
-        yield from _file_items(path, convert, {})
+        yield from _file_items(path, convert, columns)
         return
     try:
         from datasets import load_dataset
@@ -171,12 +192,16 @@ def _hub_items(name: str, repository: str, split: str, config: str | None, conve
             "or name any such file with --benchmark FILE.jsonl"
         ) from error
     for number, record in enumerate(records, start=1):
-        yield _at(f"{repository}, row {number}", convert, {"id": f"{name}-{number}", **record})
+        where = f"{repository}, row {number}"
+        found = renamed(where, dict(record), columns)
+        own = found.get("id")
+        is_safe = isinstance(own, str | int) and SAFE_ID.fullmatch(str(own))
+        yield _at(where, convert, {**found, "id": own if is_safe else f"{name}-{number}"})
 
 
 def _contest(where: str, record: Record) -> Item:
     """Reads MathArena's and MATH-500's columns, or plain question and answer."""
-    if "problem" not in record:
+    if "problem" not in record or "question" in record:
         return _plain(where, record)
     return _plain(where, {"id": record["id"], "question": record["problem"], "answer": record["answer"]})
 
@@ -199,17 +224,41 @@ def _gpqa(where: str, record: Record) -> Item:
     return _plain(where, {"id": record["id"], "question": question, "answer": CHOICES[order.index(0)]})
 
 
-def _matharena(name: str) -> Benchmark:
-    return _hub(name, f"MathArena/{name}", "train", _contest, AnswerKind.BOXED, 30)
+def _matharena(name: str, num_items: int = 30) -> Benchmark:
+    return _hub(name, f"MathArena/{name}", "train", _contest, AnswerKind.BOXED, num_items)
 
 
+AIME_2024 = _hub("aime_2024", "HuggingFaceH4/aime_2024", "train", _contest, AnswerKind.BOXED, 30)
 AIME_2025 = _matharena("aime_2025")
 AIME_2026 = _matharena("aime_2026")
 HMMT_FEB_2024 = _matharena("hmmt_feb_2024")
 HMMT_FEB_2025 = _matharena("hmmt_feb_2025")
+HMMT_NOV_2025 = _matharena("hmmt_nov_2025")
+HMMT_FEB_2026 = _matharena("hmmt_feb_2026", 33)
+BEYOND_AIME = _hub("beyond_aime", "ByteDance-Seed/BeyondAIME", "test", _contest, AnswerKind.BOXED, 100)
 MATH_500 = _hub("math_500", "HuggingFaceH4/MATH-500", "test", _contest, AnswerKind.BOXED, 500)
 GSM8K = _hub("gsm8k", "openai/gsm8k", "test", _gsm8k, AnswerKind.NUMBER, 1319, config="main")
 GPQA_DIAMOND = _hub("gpqa_diamond", "Idavidrein/gpqa", "train", _gpqa, AnswerKind.CHOICE, 198, config="gpqa_diamond")
+
+
+_HMMT_2012_2023 = PublicFile(
+    "Dao-AILab/gambit-parallel-reasoning", "7d4d42f18446e0c76f77726eca060ff8d8b5b047",
+    "gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877",
+)  # fmt: skip
+
+
+def _training_problems() -> Iterator[Item]:
+    """Yields the problems that the published scorers were trained on, fetched where they are not here."""
+    path = local_file("hmmt_2012_2023")
+    if not path.is_file():
+        _HMMT_2012_2023.fetch_to(path)
+    yield from _file_items(path, _plain, {})
+
+
+HMMT_2012_2023 = Benchmark(
+    "hmmt_2012_2023", _training_problems, AnswerKind.BOXED, 357,
+    caution="the published scorers were trained on these problems: their figures on them are too good",
+)  # fmt: skip
 
 
 # -- pawn ------------------------------------------------------------------------------------------------------

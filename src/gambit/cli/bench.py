@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from gambit import chains
-from gambit.bench.datasets import GROUP
+from gambit.bench.datasets import GROUP, SYNTAX
 from gambit.bench.recipe import NOT_VARIED
 from gambit.cli.options import FILE, FOLDER, MANY, SEARCH_PANELS, SPREAD_PANEL, with_options
 from gambit.cli.scorer import MEMORY_RATIO, TRACES_AT_ONCE
@@ -17,7 +16,7 @@ from gambit.cli.terminal import OK
 from gambit.config import registry
 from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel, EngineConfig, SearchConfig
 
-BENCHMARK = "a name, or a .jsonl, .json or .csv with question and answer"
+BENCHMARK = "a name, hf:DATASET[:SPLIT], or a .jsonl, .json or .csv with question and answer"
 SAMPLING = (
     "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "answer", "system_prompt", "enable_thinking",
 )  # fmt: skip
@@ -57,7 +56,7 @@ class BenchOptions(CheckedModel):
 def bench(options: BenchOptions, **flags: str | bool | None) -> int:
     """Compare search methods on benchmarks."""
     if options.list_benchmarks:
-        for name in (*registry.names(GROUP), *chains.SYNTAX):
+        for name in (*registry.names(GROUP), *SYNTAX):
             typer.echo(name)
         return OK
     from gambit.cli import bench_work

@@ -93,6 +93,9 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     check_not_empty(recipe.bench.shard, plan.num_tasks)
+    for benchmark in benchmarks:
+        if benchmark.caution is not None and not options.quiet:
+            warn(f"{benchmark.name}: {benchmark.caution}")
     if options.resume:
         check_same(folder, plan)
     with sole_writer(folder, is_quiet=options.quiet), nullcontext() if options.resume else begun(folder, plan):

@@ -43,8 +43,8 @@ class CollectOptions(CheckedModel):
     """The options of `gambit scorer collect`."""
 
     problems: str = Field(
-        description="a .jsonl, .json or .csv with question and answer; pawn:SPLIT (scorer, dev, test); chains:STEPS or "
-        "moves:STEPS (of the train split, or with ,split=NAME: dev, judge, test)"
+        description="a benchmark, hf:DATASET[:SPLIT], or a .jsonl, .json or .csv with question and answer; pawn:SPLIT "
+        "(scorer, dev, test); chains:STEPS or moves:STEPS (of the train split, or with ,split=NAME: dev, judge, test)"
     )
     out: Path = Field(description="of the collection; resumed if it exists", json_schema_extra=FOLDER)
     columns: str | None = Field(None, description="names of the file's columns, as in question=prompt")

@@ -15,8 +15,8 @@ import typer
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from gambit.bench.datasets import chosen, numbers_of
-from gambit.chains import FAMILIES, SYNTAX
+from gambit.bench.datasets import GROUP, HUB, SYNTAX, Benchmark, benchmark_for, chosen, numbers_of
+from gambit.chains import FAMILIES
 from gambit.cli.options import given, picked
 from gambit.cli.progress import engine_lines, progress_bar
 from gambit.cli.scorer import AUTO, NONE, CollectOptions, EvalOptions, ImportOptions, TrainOptions
@@ -24,6 +24,7 @@ from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings,
 from gambit.cli.terminal import OK, StopSignal, put, say, warn
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
+from gambit.config import registry
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
 from gambit.engines.local.model import pick_device
@@ -52,7 +53,7 @@ from gambit.training.networks import ARCHITECTURES
 from gambit.training.ranking import CURVE, QUARTERS
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
 from gambit.training.storage import merge as merge_collections
-from gambit.types import Aggregation, StatePosition
+from gambit.types import Aggregation, Problem, StatePosition
 from gambit.verifiers.lora_folder import is_verifier, read_info
 from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer, verifier_folder
 
@@ -72,14 +73,17 @@ MOST_REASONS = 5
 def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     check_boundary_rule(options.boundary)
     first, every = shard_of(options.shard)
+    values = options.model_dump()
+    benchmark = _benchmark(options)
+    if benchmark is not None and benchmark.answer is not None:
+        values["answer"] = benchmark.answer
     tasks, numbers = tasks_of(options), numbers_of(options.only, "--only")
     tasks = (list(chosen(tasks, numbers, options.problems)) if numbers else tasks)[first::every]
     check_not_empty(options.shard, len(tasks))
-    values = options.model_dump()
     positions = tuple(StatePosition) if options.state_position == "both" else (StatePosition(options.state_position),)
     plan = CollectPlan(
         out=options.out,
-        source=options.problems if options.problems.startswith(PAWN_SOURCE) else Path(options.problems).name,
+        source=options.problems if options.problems.startswith((PAWN_SOURCE, HUB)) else Path(options.problems).name,
         engine=picked(EngineConfig, values),
         search=picked(SearchConfig, values),
         traces_per_problem=options.traces,
@@ -149,17 +153,25 @@ def say_refused(reasons: Sequence[str]) -> None:
         say(f"left out: {reason}", style="yellow")
 
 
+def _benchmark(options: CollectOptions) -> Benchmark | None:
+    """Returns the benchmark that is named, a dataset of the hub too; None for files and generators."""
+    is_named = options.problems.startswith(HUB) or registry.knows(GROUP, options.problems)
+    return benchmark_for(options.problems, columns_of(options.columns)) if is_named else None
+
+
 def tasks_of(options: CollectOptions) -> list[Task]:
-    """Returns the problems of a file or of a generator, each with its answer."""
+    """Returns the problems of a benchmark, a file or a generator, each with its answer."""
     source, limit = options.problems, options.limit
     columns = columns_of(options.columns)
     if source.partition(":")[0] in FAMILIES:
         return generated_tasks(source, limit or USUAL_TASKS, options.seed)
     if source.startswith(PAWN_SOURCE):
         return pawn_tasks(source.removeprefix(PAWN_SOURCE), limit or USUAL_TASKS, options.seed)
+    if (benchmark := _benchmark(options)) is not None:
+        return [Task(Problem(item.question, id=item.id), item.answer) for item in benchmark.first(limit)]
     path = Path(source)
     if path.suffix.lower() not in MANY_SUFFIXES:
-        known = " nor ".join((f"a file of problems ({', '.join(MANY_SUFFIXES)})", "pawn:SPLIT", *SYNTAX))
+        known = " nor ".join((f"a file of problems ({', '.join(MANY_SUFFIXES)})", "a benchmark", "pawn:SPLIT", *SYNTAX))
         raise UserError(f"{source!r} is neither {known}")
     found = read_problem_file(path, columns)
     unanswered = [problem.id for problem in found.problems if problem.id not in found.expected]

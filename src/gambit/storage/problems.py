@@ -158,7 +158,7 @@ def file_records(file: Path, columns: Mapping[str, str]) -> Located:
     else:
         found = records(file, text.split("\n"))
     for where, record in found:
-        yield where, _renamed(where, record, columns)
+        yield where, renamed(where, record, columns)
 
 
 def records(file: Path, lines: Iterable[str]) -> Located:
@@ -205,7 +205,8 @@ def _object(where: str, record: object, number: int) -> Record:
     return {**record, "id": number if record.get("id") is None else record["id"]}
 
 
-def _renamed(where: str, record: Record, columns: Mapping[str, str]) -> Record:
+def renamed(where: str, record: Record, columns: Mapping[str, str]) -> Record:
+    """Returns an object with our names for its columns."""
     for theirs in columns.values():
         if theirs not in record:
             raise UserError(f"{where}: --map names a column {theirs!r}; it has {_names(record)}")
