@@ -170,7 +170,18 @@ def test_the_published_recipe_is_as_published():
     assert published == (Unit.THOUGHT, 128, 1e-4, 1e-5, 20, 5)
     assert recipe.is_balanced and not recipe.normalises and not recipe.is_decaying and recipe.input_dropout == 0
     paper = recipe_for("last-thought-bce", "sequence")
-    assert paper.unit is Unit.TRACE and not paper.is_balanced  # its equation weighs right and wrong traces alike
+    theirs = (paper.unit, paper.batch_size, paper.weight_decay, paper.max_epochs, paper.patience, paper.clip)
+    assert theirs == (Unit.TRACE, 8, 1e-5, 30, 8, 1.0) and paper.is_balanced and not paper.normalises
+    rates = [paper.rate_at(update, 10) for update in (0, 9, 10, 20, 160, 290)]  # ten updates an epoch, alike within one
+    assert rates == pytest.approx([5e-5, 5e-5, 1e-4, 1e-4, (1e-4 + 1e-6) / 2, 1e-6 + 3.11e-7], rel=1e-3)
+    assert recipe_for("pairwise", "mlp").rate_at(300, 10) == pytest.approx(5e-4)  # others fall in a line
+    network = build_network("sequence", 16, None, paper)
+    assert (network.shape.layers, network.shape.inner_width, network.blocks[0].dropout.p) == (1, 1024, 0.1)
+    states = torch.randn(2, 5, 16)
+    network.eval()
+    assert torch.equal(network(states), network(states))
+    network.train()
+    assert not torch.equal(network(states), network(states))
 
 
 # -- the data --------------------------------------------------------------------------------------------------
@@ -243,7 +254,7 @@ def test_too_little_data_is_said_so(tmp_path):
 
 def test_an_unknown_network_is_refused():
     with pytest.raises(UserError, match="'lstm'"):
-        build_network("lstm", 8, None)
+        build_network("lstm", 8, None, recipe_for("bce", "mlp"))
 
 
 @pytest.fixture(scope="module")

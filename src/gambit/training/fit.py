@@ -58,7 +58,7 @@ def fit(
     train, held_out = parts_of(data, division)
     thoughts = Thoughts.of(data, device)
     scaling = scaling_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
-    network = build_network(info.architecture, data.num_features, scaling, recipe.width, recipe.blocks).to(device)
+    network = build_network(info.architecture, data.num_features, scaling, recipe).to(device)
     run = _FitRun(network, thoughts, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = np.full(len(data.problems), -1.0), 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
@@ -97,7 +97,7 @@ class _FitRun:
         is_fused = thoughts.device.type == "cuda"  # thousands of tiny updates: launches are what they cost
         self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay, fused=is_fused)
         self._num_updates = 0
-        self._all_updates = recipe.max_epochs * -(-self._num_units // recipe.batch_size)
+        self._epoch_updates = -(-self._num_units // recipe.batch_size)
 
     def epoch(self) -> float:
         """Passes once over the units in a new order, and returns the mean loss."""
@@ -114,14 +114,14 @@ class _FitRun:
             yield torch.cat([self._problems[number] for number in numbers.tolist()])
 
     def _update(self, rows: Tensor) -> Tensor:
-        if self._recipe.is_decaying:
-            share = 1 - self._num_updates / self._all_updates
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._recipe.rate * share
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.rate_at(self._num_updates, self._epoch_updates)
         self._num_updates += 1
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._recipe.loss(self._batch(rows))
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self._network.parameters(), self._recipe.clip)
         self._optimizer.step()
         return loss.detach()
 

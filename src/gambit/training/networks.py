@@ -11,6 +11,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
+from gambit.training.objectives import FitRecipe
 
 MLP_WIDTH = 512
 SLOPE_GAIN = 30.0  # one parameter beside a million with the same learning rate
@@ -113,22 +114,24 @@ class BlendNetwork(nn.Module):
         return (w1, b1, w2, b2 - slope * self._mean), slope
 
 
-def build_network(
-    architecture: str, features: int, scaling: Scaling | None, width: int = 256, blocks: int = 2
-) -> nn.Module:
-    """Makes a network. The sequence scorer normalises each state itself, so it takes no scaling."""
+def build_network(architecture: str, features: int, scaling: Scaling | None, recipe: FitRecipe) -> nn.Module:
+    """Makes a network.
+
+    A sequence scorer has the recipe's sizes. It normalises each state itself, so it takes no scaling.
+    """
     if architecture == "mlp":
         return MlpNetwork(scaling or Scaling.none(features))
     if architecture == BLEND:
         return BlendNetwork(scaling or Scaling.none(features))
     if architecture == "sequence":
-        return SequenceNetwork(SequenceShape(features, width, blocks))
+        shape = SequenceShape(features, recipe.width, recipe.blocks, mlp_width=recipe.mlp_width)
+        return SequenceNetwork(shape, recipe.dropout)
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
 
 
 def straight_network(architecture: str, scaling: Scaling, weights: Tensor, bias: float) -> nn.Module:
     """Makes a network whose logits are a line through normalised inputs."""
-    network = build_network(architecture, len(scaling.mean), scaling)
+    network = build_network(architecture, len(scaling.mean), scaling, FitRecipe(""))
     if not isinstance(network, MlpNetwork | BlendNetwork):
         raise UserError(f"the {architecture} scorer cannot be a straight line: choose another objective than ridge")
     network.become_line(weights.cpu(), bias)

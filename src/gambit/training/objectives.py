@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,7 +141,24 @@ class FitRecipe:
     input_dropout: float = 0.1
     width: int = 256  # of the sequence scorer, as its number of blocks; the mlp keeps STEP's shape
     blocks: int = 2
+    mlp_width: int | None = None  # inside a block of the sequence scorer; None: its usual one
+    dropout: float = 0.0  # inside its blocks
+    warmup_epochs: int | None = None  # with a number the rate rises in so many epochs, then falls as a cosine
+    last_rate: float = 0.0  # of the cosine
+    clip: float | None = None  # the most that a gradient's norm may be
     seed: int = 0
+
+    def rate_at(self, update: int, epoch_updates: int) -> float:
+        """Returns the learning rate of an update, counted from 0; an epoch has `epoch_updates`."""
+        if not self.is_decaying:
+            return self.rate
+        if self.warmup_epochs is None:
+            return self.rate * (1 - update / (self.max_epochs * epoch_updates))
+        epoch = update // epoch_updates
+        if epoch < self.warmup_epochs:
+            return self.rate * (epoch + 1) / self.warmup_epochs
+        share = (epoch - self.warmup_epochs) / max(self.max_epochs - self.warmup_epochs, 1)
+        return self.last_rate + (self.rate - self.last_rate) * (1 + math.cos(math.pi * share)) / 2
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the sum of the objective's terms."""
@@ -167,8 +185,24 @@ _PUBLISHED = FitRecipe(
 )  # fmt: skip
 PUBLISHED: Mapping[str, FitRecipe] = {
     "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.THOUGHT),
-    "last-thought-bce": dataclasses.replace(
-        _PUBLISHED, objective="last-thought-bce", unit=Unit.TRACE, is_balanced=False
+    # As the method's authors train their sequence scorer, with the sizes of its network.
+    "last-thought-bce": FitRecipe(
+        "last-thought-bce",
+        unit=Unit.TRACE,
+        batch_size=8,
+        rate=1e-4,
+        weight_decay=1e-5,
+        max_epochs=30,
+        patience=8,
+        is_balanced=True,
+        normalises=False,
+        input_dropout=0.0,
+        blocks=1,
+        mlp_width=1024,
+        dropout=0.1,
+        warmup_epochs=2,
+        last_rate=1e-6,
+        clip=1.0,
     ),
 }
 CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one chooses the states
