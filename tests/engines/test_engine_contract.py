@@ -17,6 +17,7 @@ from gambit.text.boundary import boundaries
 from gambit.tree import TraceState
 from gambit.types import (
     EndReason,
+    Forcing,
     OnPressure,
     PressureAction,
     RunningScore,
@@ -723,3 +724,29 @@ def test_a_prefix_and_given_tokens_are_computed_together(start):
     engine.submit([spec(2, sampling=GREEDY, inherited=35, parent=None, prefix=(*known, *GIVEN), tokens=40)])
     tokens = tokens_of(finish(engine))
     assert tokens[1] == tokens[2] and len(tokens[1]) == 40
+
+
+@pytest.mark.parametrize("kv_tokens", [None, 640])
+def test_forced_answers_keep_every_invariant_and_their_budget_and_replay(start, kv_tokens):
+    engine = start(kv_budget_tokens=kv_tokens, block_tokens=4)
+    forcing = Forcing((9, 10), (9,), answer_tokens=4, is_auto=True, thinking_tokens=24)
+    for policy, reason in (("sc", "thinking"), ("gambit", "thinking"), ("sc", "budget_tokens")):
+        budget = {"budget_tokens": 130} if reason == "budget_tokens" else {}
+        settings = make_settings(policy, max_new_tokens=48, forcing=forcing, **budget)
+        watched = run_one(
+            engine,
+            settings,
+            prompt=PROMPT,
+            rule=RULE,
+            check=lambda search, event: check_tree(search.record.tree),
+        )
+        tree = watched.search.record.tree
+        check_ended(tree)
+        forced = [event for event in watched.events if isinstance(event, ev.Forced)]
+        assert forced and {event.reason for event in forced} == {reason}
+        assert all(tree.tokens_of(each.trace)[each.inherited :][: len(each.given)] == each.given for each in forced)
+        if reason == "thinking":
+            assert {event.inherited for event in forced} == {24}
+        else:
+            assert watched.search.result.tokens.generated <= 130
+        assert fold([ev.from_json(ev.to_json(event)) for event in watched.events]).tree.traces == tree.traces

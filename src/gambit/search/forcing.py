@@ -98,10 +98,8 @@ class Forcer:
                 for trace in live
                 if progress[trace].is_thinking and can_force(self._tree.traces[trace])
             ]
-        found, slack = (
-            list[Decision](),
-            [self._left(0, 0, self._settings.max_new_tokens)[0]],
-        )  # of a trace that begins with the next step
+        found = list[Decision]()
+        slack = [self._left(0, 0, self._settings.max_new_tokens)[0]]  # of a trace that begins with the next step
         for trace, each in sorted(progress.items()):
             if each.is_thinking and not self._tree.traces[trace].num_given:
                 left, force = self._left(trace, each.num_tokens, limit_of(trace))
