@@ -10,12 +10,14 @@ import pytest
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.vote import VoteEntry
+from gambit.search.choice import load_policy
 from gambit.search.host import SearchHost
 from gambit.solver.builder import request_of, requests_of
 from gambit.storage.run_folder import EventSink
-from gambit.types import Problem
+from gambit.tree import TraceState
+from gambit.types import Problem, StopReason
 from support.scripted import ScriptedEngine
-from support.searching import make_search, make_settings
+from support.searching import check_ended, make_search, make_settings, run_one
 from support.tables import table
 
 SETTINGS = make_settings(capacity=3, max_new_tokens=6, num_traces=3)
@@ -161,3 +163,56 @@ def test_islands_that_each_agree_with_themselves_alone_are_a_warning(host):
     assert warnings_of(host, *apart, islands=16) == (), "small islands differ by chance"
     assert warnings_of(host, *apart, islands=1) == ()
     assert warnings_of(host, entry("5", 9.0, 40, 3), entry("7", 8.0, 24, 1)) == ()
+
+
+# -- settings at their borders ---------------------------------------------------------------------------------------
+
+
+BORDERS = [
+    {"capacity": 1, "num_traces": 1, "swap_size": 1}, {"capacity": 2, "num_traces": 2, "swap_size": 2},
+    {"capacity": 8, "num_traces": 1, "swap_size": 2}, {"capacity": 8, "num_traces": 1, "swap_size": 8},
+    {"capacity": 8, "num_traces": 3, "swap_size": 8}, {"capacity": 8, "num_traces": 8, "swap_size": 8},
+    {"capacity": 8, "num_traces": 8, "swap_size": 20}, {"capacity": 8, "num_traces": 40, "swap_size": 8},
+    {"capacity": 8, "num_traces": 2, "swap_size": 2, "islands": 2},
+    {"capacity": 8, "num_traces": 8, "swap_size": 8, "islands": 8},
+    {"capacity": 5, "num_traces": 7, "swap_size": 5, "islands": 3},
+]  # fmt: skip
+
+
+@table("changes", BORDERS)
+@table("warmup_tokens", [0, 1, 1000])
+@table("check_interval", [1, 7])
+def test_a_search_at_the_border_of_its_settings_ends_with_all_traces_accounted_for(
+    changes, warmup_tokens, check_interval
+):
+    wanted = make_settings(**changes, warmup_tokens=warmup_tokens, check_interval=check_interval)
+    for kv_tokens in (100_000, 150):
+        search = run_one(ScriptedEngine(seed=3, kv_tokens=kv_tokens), wanted)
+        check_ended(search.search.record.tree)
+        counts = search.search.result.counts
+        assert counts.completed >= wanted.num_traces or search.search.result.stop_reason is StopReason.EXHAUSTED
+        assert counts.roots + counts.branched == sum(counts.by_end.values())
+
+
+@pytest.mark.parametrize("num_traces", [1, 3])
+def test_more_traces_than_wanted_are_complete_only_if_they_end_in_the_same_step(num_traces):
+    """Seven of eight may be complete where one was wanted: a step ends for all traces at once."""
+    engine = ScriptedEngine(seed=0, finish_chance=0)  # all end at their limit, in one step
+    search = run_one(engine, make_settings(capacity=8, num_traces=num_traces, max_new_tokens=9))
+    assert search.search.result.stop_reason is StopReason.COMPLETED and search.search.result.counts.completed == 8
+    spread = run_one(ScriptedEngine(seed=3, finish_chance=0.05), make_settings(capacity=8, num_traces=num_traces))
+    ends = [trace.ended_step for trace in spread.search.record.tree.in_state(TraceState.FINISHED)]
+    assert sum(step < max(ends) for step in ends) < num_traces, "before the last step fewer than wanted were complete"
+
+
+def test_a_model_without_an_end_token_fills_its_limit():
+    search = run_one(ScriptedEngine(seed=0, finish_chance=0), make_settings(max_new_tokens=20), stop_ids=frozenset())
+    finished = search.search.record.tree.in_state(TraceState.FINISHED)
+    assert finished and all(trace.num_tokens == 20 for trace in finished)
+
+
+def test_swaps_of_islands_are_rounded_to_the_nearest_and_never_none():
+    """K is that of all islands: three swaps on two islands are two each, and one on four is one each."""
+    for swaps, islands, each in ((3, 2, 2), (16, 4, 4), (1, 4, 1), (5, 2, 2), (7, 4, 2)):
+        policy = load_policy("gambit").from_settings(make_settings(islands=islands, swap_size=swaps, capacity=8))
+        assert policy.tournament.swap_size == each, (swaps, islands)

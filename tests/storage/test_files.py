@@ -161,6 +161,19 @@ def test_a_large_file_is_sampled_and_a_small_one_hashed_whole(tmp_path: Path, mo
     assert files_hash([path, other]) != files_hash([other, path])
 
 
+def test_names_and_sizes_of_files_are_in_their_hash(tmp_path: Path) -> None:
+    for folder, names in (("a", ("x", "y")), ("b", ("x", "z")), ("c", ("x", "y"))):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_bytes(b"\0" * 9)
+    same, renamed, again = ([*sorted((tmp_path / folder).iterdir())] for folder in "abc")
+    assert files_hash(same) == files_hash(again) != files_hash(renamed)
+    # Longer files whose samples are alike: nothing but their size tells them apart.
+    (tmp_path / "a" / "y").write_bytes(b"\0" * (1 << 20))
+    (tmp_path / "c" / "y").write_bytes(b"\0" * (2 << 20))
+    assert files_hash(same) != files_hash(again)
+
+
 def test_the_cache_folder_is_xdgs_or_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder("benchmarks") == Path("/somewhere/gambit/benchmarks")
