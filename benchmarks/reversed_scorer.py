@@ -29,7 +29,7 @@ from gambit import events as ev
 from gambit.models import files as models
 from gambit.pawn.puzzles import Puzzle, Split, generate
 from gambit.results.record import SearchRecord, fold
-from gambit.results.result import SearchResult
+from gambit.results.result import LEAST_ISLAND, SearchResult
 from gambit.results.vote import Ballot, VoteKind, VoteResult, ballots_of, count_votes
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.mlp import MlpScorer
@@ -40,6 +40,7 @@ ROOM = 16_384  # tokens of KV cache to a search: nothing has to go
 TOGETHER = 5  # searches side by side
 RANDOM_DIRECTIONS = 1
 NOISES = (1.0,)  # standard deviations of the logit
+PAIRS = (("gambit 32", "shipped"), ("gambit 32", "negative"))  # the same with 32 islands, each of two places
 Vote = Callable[[Sequence[Ballot]], VoteResult]
 
 
@@ -107,7 +108,7 @@ def run(out: Path, options: argparse.Namespace) -> None:
                for name, scorer in scorers(torch.load(states_file)).items()}  # fmt: skip
     with (out / "rows.jsonl").open("a", buffering=1) as file:
         for start in range(0, len(puzzles), TOGETHER):
-            for policy, name in [("sc", "shipped"), *(("gambit", name) for name in solvers)]:
+            for policy, name in [("sc", "shipped"), *(("gambit", name) for name in solvers), *PAIRS]:
                 if time.time() > ends:
                     return
                 numbers = range(start, min(start + TOGETHER, len(puzzles)))
@@ -121,7 +122,10 @@ def searched(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the row of each puzzle's search."""
     logs: dict[str, list[ev.Event]] = defaultdict(list)
-    config = SearchConfig(capacity=64, seed=seed, own_noise=True, policy=policy)
+    name, _, islands = policy.partition(" ")
+    config = SearchConfig(
+        capacity=64, seed=seed, own_noise=True, policy=name, islands=int(islands) if islands else None
+    )
     problems = [Problem(puzzle.text, id=str(number)) for number, puzzle in puzzles.items()]
     for result in solver.solve_many(
         problems, config, concurrency=TOGETHER, on_event=lambda name, event: logs[name].append(event)
@@ -227,6 +231,22 @@ class Line:
                   for ballots in map(ballots_in, self.rows.values())]  # fmt: skip
         return round(100 * sum(parted) / len(parted), 1)
 
+    def apart(self) -> list[int]:
+        """Returns the puzzles in whose searches most islands never found the winner, as results warn."""
+        return [
+            number
+            for number, row in self.rows.items()
+            if row["islands"] > 1
+            and len(row["ballots"]) >= LEAST_ISLAND * row["islands"]
+            and 2 * counted(ballots_in(row)).entries[0].islands <= row["islands"]
+        ]
+
+    def second_opinion(self, plain: Line) -> float:
+        """Returns the share right, in per cent, if such a search is followed by plain voting, which then answers."""
+        other, doubtful = plain.hits(by_majority), set(self.apart())
+        right = [other[number] if number in doubtful else hit for number, hit in self.hits(counted).items()]
+        return round(100 * sum(right) / len(right), 1)
+
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
     found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
@@ -247,16 +267,19 @@ def turned(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(out: Path, options: argparse.Namespace) -> None:
+    lines = dict(lines_of(rows_of(out)))
     figures: dict[str, Any] = {}
-    print(f"{'method, scorer':24} {'n':>4} {'overruled %':>11}  " + "  ".join(f"{name:>16}" for name in VOTES))
-    for name, line in lines_of(rows_of(out)):
+    for name, line in lines.items():
         figures[name] = {
             "searches": len(line.rows),
             "overruled": line.overruled(),
+            "islands_apart": round(100 * len(line.apart()) / len(line.rows), 1),
             "right": {vote: line.share(VOTES[vote]) for vote in VOTES},
+            "right_with_a_second_opinion": line.second_opinion(lines["sc, shipped"]),
+            "seconds": round(sum(row["seconds"] for row in line.rows.values()) / len(line.rows), 1),
         }
-        shares = "  ".join(f"{figures[name]['right'][vote][0]:>16.1f}" for vote in VOTES)
-        print(f"{name:24} {len(line.rows):>4} {figures[name]['overruled']:>11}  {shares}")
+        right = figures[name]["right"]
+        print(f"{name}: {figures[name]}, best vote {max(right, key=lambda vote: right[vote][0])}")
     summary = {
         "what": (__doc__ or "").splitlines()[0],
         "options": {name: getattr(options, name) for name in ("puzzles", "seed")},
