@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +12,7 @@ from gambit.answers import Grader
 from gambit.cli.results import Shown, Style
 from gambit.cli.terminal import FAILURE, OK, put, warn
 from gambit.errors import UserError
+from gambit.results.authors_tree import authors_tree
 from gambit.results.record import replay_log
 from gambit.storage.files import write_whole
 from gambit.storage.problems import newest_run
@@ -86,9 +88,17 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Report whether the log is whole and its vote is that of its traces.")
     ] = False,
+    form: Annotated[
+        Literal["gambit-tree"] | None,
+        typer.Option("--as", help="Print trees as the JSON of the authors' public code, one object per problem."),
+    ] = None,
 ) -> int:
     """Rebuild a run's result from its event log alone."""
     logs, code = find_logs(newest_run(LOG_FILE) if run is None else run), OK
+    if form is not None:
+        for log in logs:
+            typer.echo(json.dumps(authors_tree(log)))
+        return OK
     style = Style(as_json, has_titles=len(logs) > 1)
     with Grader() as grader:
         for log in logs:
