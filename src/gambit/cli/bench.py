@@ -48,6 +48,7 @@ class BenchOptions(CheckedModel):
     columns: str | None = Field(None, description="names of a file's columns, as in question=prompt")
     dry_run: bool = Field(False, description="print what would run and about how many tokens, and exit")
     resume: bool = Field(False, description="go on with the run in --out")
+    on_row: str | None = Field(None, description="MODULE:FUNCTION that is called with each row, as for a tracker")
     no_report: bool = Field(False, description="write no report at the end")
     quiet: bool = Field(False, description="print where the report is and nothing else")
 

@@ -28,9 +28,10 @@ from gambit.bench.folder import (
 from gambit.bench.outlook import outlook
 from gambit.bench.recipe import BenchRecipe, planned_searches, recipe_from, with_methods
 from gambit.bench.report import Report, write_report
-from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
+from gambit.bench.rows import ROWS_FILE, Row, RowWriter, read_rows
 from gambit.bench.run import BenchEngine, LocalSearches, RaySearches, Runner, Searches, ShouldStop, stamp_of
 from gambit.cli.bench import BenchOptions
+from gambit.cli.on_row import OnRow, row_callback
 from gambit.cli.options import given, picked
 from gambit.cli.progress import BenchScreen, engine_lines
 from gambit.cli.session import (
@@ -85,6 +86,7 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
         cluster.check_alone(recipe.bench.concurrency)
     for missing in recipe.lacking():
         raise UserError(missing)
+    on_row = row_callback(options.on_row)
     folder = options.out or new_run_folder()
     check_engine(engine)
     check_model(engine.model, is_quiet=options.quiet, is_offline=engine.offline)
@@ -99,7 +101,8 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     if options.resume:
         check_same(folder, plan)
     with sole_writer(folder, is_quiet=options.quiet), nullcontext() if options.resume else begun(folder, plan):
-        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, options.quiet)
+        is_done = is_complete(folder, plan)
+        code = OK if is_done else _search(plan, benchmarks, folder, engine, cluster, options.quiet, on_row)
     if code == OK and not options.no_report:
         made = write_report(folder)
         if not options.quiet:
@@ -196,6 +199,7 @@ def _search(
     engine: EngineConfig,
     cluster: ClusterPlan | None,
     is_quiet: bool,
+    on_row: OnRow,
 ) -> int:
     """Carries out the searches that have no row yet; returns the exit code."""
     with (
@@ -211,9 +215,14 @@ def _search(
         before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
         screen.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
         done = {row.key for row in before}
+
+        def report_row(row: Row) -> None:
+            screen.on_row(row)
+            on_row(row)
+
         again = f"gambit bench --resume --out {folder}{'' if cluster is None else cluster.flags}"
         try:
-            Runner(plan, benchmarks, searches, writer, done, on_row=screen.on_row, should_stop=stop).run()
+            Runner(plan, benchmarks, searches, writer, done, on_row=report_row, should_stop=stop).run()
         except StorageError as error:
             error.add_note(f"rows written before are kept; once there is room: {again}")
             raise
