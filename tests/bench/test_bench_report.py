@@ -15,7 +15,7 @@ from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
 from gambit.bench.recipe import BenchVariant, recipe_from
-from gambit.bench.report import made_with, write_report
+from gambit.bench.report import _bounds, made_with, write_report
 from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
 from gambit.bench.summary import BenchSummary, ProblemTable, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
@@ -345,7 +345,7 @@ def test_the_page_stands_alone_and_has_both_themes(run: Path) -> None:
     page = (run / "report.html").read_text()
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"|<!--.*?-->|<metadata>.*?</metadata>', "", page, flags=re.DOTALL)
     assert "http" not in without_names and not re.search(r"<(script|link|img|iframe)\b", page)
-    assert page.count("<svg") == 5 and "prefers-color-scheme: dark" in page
+    assert page.count("<svg") == 6 and page.count('class="dots"') == 1 and "prefers-color-scheme: dark" in page
     assert figures.INK not in page and "currentColor" in page  # figures follow the page's colours
     assert "&lt;m&gt;" in page and "<m>" not in page
     ids = re.findall(r'\bid="(p[0-9a-f]{8,})"', page)
@@ -365,7 +365,10 @@ def test_figures_and_words_are_written_in_every_form(run: Path) -> None:
 def test_without_matplotlib_the_tables_remain(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gambit.bench.report.find_spec", lambda name: None)
     report = write_report(run)
-    assert "matplotlib is not installed" in report.to_markdown() and "<svg" not in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert (
+        "matplotlib is not installed" in report.to_markdown() and page.count("<svg") == page.count('class="dots"') == 1
+    )
     assert not (run / "figures").exists()
 
 
@@ -485,3 +488,8 @@ def test_tables_are_written_for_spreadsheets_and_for_latex() -> None:
     latex = table.to_latex().splitlines()
     assert latex[1:5] == [r"\begin{tabular}{lr}", r"\toprule", r"method & accuracy \% \\", r"\midrule"]
     assert latex[5:] == [r"gambit, p\_1 & 50.0 ($-$1.0 to 2.0) \\", r"sc & -- \\", r"\bottomrule", r"\end{tabular}"]
+
+
+def test_one_problem_has_a_point_without_a_bar() -> None:
+    assert _bounds(Interval(0.5, float("nan"), float("nan"))) == (0.5, 0.5)
+    assert _bounds(Interval(0.5, 0.4, 0.6)) == (0.4, 0.6)

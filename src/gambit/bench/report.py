@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,9 @@ from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.errors import GambitError, UserError
+from gambit.results.dots import Dot, dot_plot
 from gambit.results.html import Markup, joined, page, tag
+from gambit.stats import Interval
 from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
@@ -60,6 +63,7 @@ class Report:
     tables: Sequence[Table]
     environment: Mapping[str, str]
     figures: Mapping[str, object]  # of the JSON file
+    plots: Sequence[Markup] = ()  # of the page alone
     pictures: Sequence[Picture] = ()
     links: Sequence[tuple[str, str]] = ()  # target, text
     notes: Sequence[str] = ()
@@ -98,6 +102,7 @@ class Report:
         yield tag("h1", self.title)
         yield tag("p", self.lead, class_="lead")
         yield _bullets(self.cautions, "caution")
+        yield from (tag("figure", plot) for plot in self.plots)
         yield self.tables[0].to_html()
         if self.findings:
             yield joined([tag("h2", "What is shown and what is not"), _bullets(self.findings)])
@@ -135,12 +140,31 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
         tables=all_tables(summary),
         environment=environment,
         figures={"plan": plan.to_json(), "environment": environment, **dataclasses.asdict(summary)},
+        plots=list(_plots(summary)),
         pictures=pictures,
         links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
     report.write(folder)
     return report
+
+
+def _plots(summary: BenchSummary) -> Iterator[Markup]:
+    """Yields a plot per benchmark: the accuracy of each method."""
+    for benchmark in summary.benchmarks:
+        dots = [
+            Dot(cell.variant, 100 * cell.accuracy.value, 100 * low, 100 * high, cell.variant == "gambit")
+            for cell in summary.cells
+            if cell.benchmark == benchmark
+            for low, high in [_bounds(cell.accuracy)]
+        ]
+        if dots:
+            yield dot_plot(f"{benchmark}: accuracy", dots)
+
+
+def _bounds(found: Interval) -> tuple[float, float]:
+    """Returns the ends of an interval; of one problem, from which nothing can be resampled, its value twice."""
+    return (found.value, found.value) if math.isnan(found.low) else (found.low, found.high)
 
 
 def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
