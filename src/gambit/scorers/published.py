@@ -49,7 +49,7 @@ class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class PublicFile(_Row):
+class ScorerSource(_Row):
     """A file in a public git repository at one commit."""
 
     repository: str
@@ -69,7 +69,7 @@ class PublishedScorer(_Row):
     hidden_size: int
     layers: int
     vocabulary: int
-    sources: tuple[PublicFile, ...] = Field(min_length=1)  # the same bytes in each
+    sources: tuple[ScorerSource, ...] = Field(min_length=1)  # the same bytes in each
     blob: str = Field(pattern=r"^[0-9a-f]{40}$")  # git's hash of the file
     most_bytes: int = Field(ge=1, le=1 << 30)
     state_position: StatePosition
@@ -218,7 +218,7 @@ def fetch(row: PublishedScorer, tell: Tell = note) -> Path:
     return path
 
 
-def _import(row: PublishedScorer, content: bytes, source: PublicFile) -> None:
+def _import(row: PublishedScorer, content: bytes, source: ScorerSource) -> None:
     info = ScorerInfo("", row.state_position, hidden_size=row.hidden_size, base_model=row.model)
     scorer = load_torch_scorer(Path(Path(source.path).name), info, content)
     origin = {**source.model_dump(), "model": row.model, "blob": row.blob, "licence": row.licence}
@@ -226,7 +226,7 @@ def _import(row: PublishedScorer, content: bytes, source: PublicFile) -> None:
     save_checkpoint(scorer, row.cache_file, {NAME: origin, "training": training})
 
 
-def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, PublicFile]:
+def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, ScorerSource]:
     """Returns the bytes that the row describes from the first source that has them."""
     reasons = []
     for source in row.sources:
