@@ -43,6 +43,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "replay": LazyCommand("runs:replay", "Runs", "Rebuild a run's result from its event log alone."),
     "export": LazyCommand("export:export", "Runs", "Make training data of runs."),
     "bench": LazyCommand("bench:bench", "Benchmarks", "Compare search methods on benchmarks."),
+    "compare": LazyCommand(
+        "compare:compare", "Benchmarks", "Compare voting and Gambit at equal tokens on your problems."
+    ),
     "report": LazyCommand("bench:report", "Benchmarks", "Make tables, figures and a page of a bench run."),
     "merge": LazyCommand("bench:merge", "Benchmarks", "Put the shards of a bench run together."),
     "prefix-value": LazyCommand("bench:prefix_value", "Benchmarks", "Measure what the best prefixes gain."),

@@ -36,9 +36,19 @@ RAY_HINT = "not installed: pip install 'gambit-search[ray]' (engines on many GPU
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Try this model: its scorer, pool, memory and time.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
     """List the engines and devices that are here, what is missing."""
-    findings = examine()
+    if model is None:
+        findings = examine()
+    else:
+        from gambit.cli.doctor_model import examine_model
+
+        findings = [Finding(name, Condition.OK, detail) for name, detail in examine_model(model)]
     is_fit = all(finding.condition is not Condition.MISSING for finding in findings)
     if as_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
