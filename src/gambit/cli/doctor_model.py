@@ -43,8 +43,9 @@ def _facts(solver: Solver, model: str) -> Iterator[tuple[str, str]]:
     result = solver.solve(question, tried)
     rate = result.tokens.generated / max(result.seconds.total, 1e-9)
     whole = f"{settings.num_traces} traces of {limit:,} tokens"
-    yield "time", (f"{rate:,.0f} tokens/s with {settings.capacity} short traces: {whole} would take about "
-                   f"{duration(settings.num_traces * limit / rate)}; long traces are slower, most end before")  # fmt: skip
+    time = duration(settings.num_traces * limit / rate)
+    yield "time", (f"{rate:,.0f} tokens/s with {settings.capacity} short traces: {whole} would take about {time}; "
+                   "long traces are slower, most end before")  # fmt: skip
 
 
 def _device_memory(device: str) -> str:
