@@ -24,6 +24,11 @@ class StorageError(GambitError):
     """Results cannot be written: the disk is full, or the folder is gone (exit code 1)."""
 
 
+def install_line(extra: str) -> str:
+    """Returns the command that installs an extra. Gambit is on no package index, where its name may be a stranger's."""
+    return f"pip install '.[{extra}]' in a clone of Gambit"
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of another library's error, or its kind if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

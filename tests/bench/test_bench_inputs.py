@@ -108,7 +108,7 @@ def test_without_the_dataset_the_message_names_the_file_to_put_where(tmp_path: P
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError) as caught:
         list(benchmark_for("aime_2026").items())
-    for part in ("MathArena/aime_2026", str(tmp_path / "aime_2026.jsonl"), '"question"', "gambit-search[bench]"):
+    for part in ("MathArena/aime_2026", str(tmp_path / "aime_2026.jsonl"), '"question"', ".[bench]"):
         assert part in str(caught.value)
     write_lines(tmp_path / "aime_2026.jsonl", {"question": "?", "answer": "70"})
     assert [item.answer for item in benchmark_for("aime_2026").items()] == ["70"]

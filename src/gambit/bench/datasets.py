@@ -17,7 +17,7 @@ from gambit import chains
 from gambit.answers import AnswerKind
 from gambit.bench.public_file import PublicFile
 from gambit.config import registry
-from gambit.errors import UserError, first_line
+from gambit.errors import UserError, first_line, install_line
 from gambit.pawn.puzzles import Split, generate
 from gambit.storage.folders import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of, renamed
@@ -185,7 +185,7 @@ def _hub_items(
         records = cast("Iterable[Record]", load_dataset(repository, config, split=split))
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         is_missing = isinstance(error, ImportError)
-        reason = "pip install 'gambit-search[bench]' would fetch it" if is_missing else first_line(error)
+        reason = f"{install_line('bench')} would fetch it" if is_missing else first_line(error)
         raise UserError(
             f"benchmark {name!r} is the public dataset {repository}, which is not here ({reason}). Without a "
             f'network, put its problems into {path}, one {{"question": "…", "answer": "…"}} per line, '

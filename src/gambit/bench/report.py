@@ -19,13 +19,13 @@ from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
-from gambit.errors import GambitError, UserError
+from gambit.errors import GambitError, UserError, install_line
 from gambit.results.dots import Dot, dot_plot
 from gambit.results.html import Markup, joined, page, tag
 from gambit.stats import Interval
 from gambit.view import write_page
 
-NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
+NO_FIGURES = f"Figures were left out: matplotlib is not installed here ({install_line('bench')})."
 FIGURES_FOLDER = "figures"
 TABLES_FOLDER = "tables"
 PAGES_FOLDER = "trees"

@@ -24,7 +24,7 @@ from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolve
 from gambit.engines.vllm import description, installed
-from gambit.errors import UserError
+from gambit.errors import UserError, install_line
 from gambit.models import files as models
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 MOST_CONTEXT = 1 << 20  # more than any preset needs
-RAY_HINT = "not installed: pip install 'gambit-search[ray]' (engines on many GPUs and machines)"
-VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
+RAY_HINT = f"not installed: {install_line('ray')} (engines on many GPUs and machines)"
+VLLM_HINT = f"not installed: {install_line('vllm')} (Linux, NVIDIA GPU)"
 
 
 def doctor(

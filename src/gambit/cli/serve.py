@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from gambit.cli.options import FILE, FOLDER, RAY_PANEL, SEARCH_PANELS, Panel, with_options
 from gambit.config.options import CheckedModel
-from gambit.errors import UserError
+from gambit.errors import UserError, install_line
 from gambit.serve.settings import ServeSettings
 
 LIMITS = Panel("Limits of the server", ServeSettings, (
@@ -65,7 +65,7 @@ def serve(
     """
     for name in ("starlette", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"gambit serve needs {name}: pip install 'gambit-search[serve]'")
+            raise UserError(f"gambit serve needs {name}: {install_line('serve')}")
     from gambit.cli import serve_work
 
     return serve_work.serve(model_tag, options, flags)

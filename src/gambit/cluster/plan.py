@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gambit.config.options import CheckedModel, EngineConfig
-from gambit.errors import UserError, first_line, reason_of
+from gambit.errors import UserError, first_line, install_line, reason_of
 
 OWN = "local"  # a Ray of this run's own, on this machine
 PRESENT = "auto"  # the one that this machine is part of
@@ -105,7 +105,7 @@ class EngineNeeds:
 def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
     """Raises for mistakes that can be found before Ray is started."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray needs the package ray: pip install 'gambit-search[ray]'")
+        raise UserError(f"--ray needs the package ray: {install_line('ray')}")
     if plan.address.startswith(CLIENT):
         raise UserError(f"--ray {plan.address}: Ray's client protocol cannot stream results; run gambit on a machine "
                         "of the cluster with --ray auto, or hand it in with `ray job submit`")  # fmt: skip

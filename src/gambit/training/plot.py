@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.errors import UserError
+from gambit.errors import UserError, install_line
 from gambit.training.ranking import CURVE, QUARTERS
 from gambit.view.series import FIGURE_WIDTH, FONT_SIZE, SeriesStyle, styles_for
 
@@ -28,7 +28,7 @@ GREYS = ("#8a8a8a", "#b0b0b0", "#6b6b6b")
 def check_installed() -> None:
     """Raises if matplotlib is missing; called before an evaluation that would end with a plot."""
     if find_spec("matplotlib") is None:
-        raise UserError("a plot needs matplotlib: pip install 'gambit-search[train]', or leave --plot out")
+        raise UserError(f"a plot needs matplotlib: {install_line('train')}, or leave --plot out")
 
 
 def draw(report: ScorerReport, path: Path) -> None:

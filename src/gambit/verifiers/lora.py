@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gambit.errors import GambitWarning, UserError, first_line
+from gambit.errors import GambitWarning, UserError, first_line, install_line
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, check_fit
 from gambit.storage.folders import cache_folder
@@ -182,7 +182,7 @@ class LoraVerifier:
 def check_installed() -> None:
     """Raises if peft is missing."""
     if find_spec("peft") is None:
-        raise UserError("a verifier needs the package peft: install gambit-search[train]")
+        raise UserError(f"a verifier needs the package peft: {install_line('train')}")
 
 
 def base_of(info: LoraInfo, model: str | None) -> str:

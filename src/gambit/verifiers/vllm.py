@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gambit.config.options import EngineConfig
-from gambit.errors import EngineError, UserError, first_line
+from gambit.errors import EngineError, UserError, first_line, install_line
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
 from gambit.verifiers.families import FAMILIES, Family, own_info, read_config, verifier_info
 from gambit.verifiers.lora import merged_folder
@@ -109,7 +109,7 @@ def prepare_vllm_verifier(name: VerifierName, config: EngineConfig, device: str)
     calls it.
     """
     if find_spec("vllm") is None:
-        raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
+        raise UserError(f"vLLM is not installed: {install_line('vllm')}, or use --verifier-engine local")
     if config.verifier_gpu_share < 1:
         check_shared_gpu(device)
     folder = model_folder(name)

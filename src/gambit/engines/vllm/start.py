@@ -20,7 +20,7 @@ from gambit.engines.base import SearchSpec
 from gambit.engines.vllm import note_on
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
-from gambit.errors import EngineError, GambitWarning, UserError, first_line
+from gambit.errors import EngineError, GambitWarning, UserError, first_line, install_line
 from gambit.models.files import SCORER_FILE
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 from gambit.storage.folders import cache_folder
@@ -55,7 +55,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     token ids only; `tokenizer` is for models that bring none, in measurements.
     """
     if find_spec("vllm") is None:
-        raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
+        raise UserError(f"vLLM is not installed: {install_line('vllm')}, or use --engine local")
     # Where a thought ends is known in the scheduler, which receives scores but no states.
     is_in_one = not isinstance(scorer, SplitScorer)
     if is_in_one and scorer.info.needs_confidence and scorer.info.hidden_size is not None:
