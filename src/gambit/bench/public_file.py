@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from urllib.request import Request, build_opener
 
 from gambit.errors import UserError, first_line
 from gambit.storage.files import write_whole
 
-CONNECT_SECONDS = 10.0
 MOST_BYTES = 1 << 22
 
 
@@ -35,14 +32,14 @@ class PublicFile:
 
         if is_offline_mode():
             raise self._refused(place, "HF_HUB_OFFLINE is set")
+        from gambit.scorers.authors import blob_hash
+        from gambit.scorers.published import content_of
+
         try:
-            opener, request = build_opener(), Request(self.url, headers={"User-Agent": "gambit"})
-            with opener.open(request, timeout=CONNECT_SECONDS) as answer:
-                content: bytes = answer.read(MOST_BYTES + 1)
+            content = content_of(self.url, MOST_BYTES)
         except (OSError, HTTPException, ValueError) as error:
             raise self._refused(place, first_line(error)) from error
-        found = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-        if found != self.blob:
+        if (found := blob_hash(content)) != self.blob:
             raise self._refused(place, f"its hash is {found[:12]}…, not {self.blob[:12]}…: it was changed")
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, content)

@@ -232,7 +232,7 @@ def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, ScorerSource]:
     for source in row.sources:
         tell(f"fetching the scorer published for {row.model} from {source.url}")
         try:
-            content = _content(source.url, row.most_bytes)
+            content = content_of(source.url, row.most_bytes)
         except (OSError, HTTPException, ValueError) as error:
             reasons.append(f"{source.repository}: {_reason(error)}")
             continue
@@ -244,7 +244,7 @@ def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, ScorerSource]:
     raise EngineError(f"the scorer published for {row.model} cannot be fetched ({'; '.join(reasons)})")
 
 
-def _content(url: str, most_bytes: int) -> bytes:
+def content_of(url: str, most_bytes: int) -> bytes:
     """Downloads through the proxies of the environment."""
     end = time.monotonic() + FETCH_SECONDS
     with build_opener().open(Request(url, headers={"User-Agent": "gambit"}), timeout=CONNECT_SECONDS) as answer:
