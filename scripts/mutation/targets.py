@@ -23,7 +23,8 @@ class Group(NamedTuple):
 ANSWERS = "gambit/answers"
 GROUPS = {
     "tree": Group(
-        ("gambit/tree.py",), ("search/tree", "search/loop", "search/log", "policies/islands", "policies/doubt")
+        ("gambit/tree.py",),
+        ("search/tree", "search/loop", "search/log", "search/golden_logs", "policies/islands", "policies/doubt"),
     ),
     "loop": Group(
         tuple(f"gambit/search/{name}.py" for name in ("loop", "pool", "scores", "limits")),
@@ -33,13 +34,16 @@ GROUPS = {
             "search/limits",
             "search/log",
             "search/consensus",
+            "search/first_traces",
+            "search/verification",
+            "search/golden_logs",
             "policies/islands",
             "policies/doubt",
         ),
     ),
     "tournament": Group(
         tuple(f"gambit/policies/{name}.py" for name in ("tournament", "islands", "doubt")),
-        ("policies/tournament", "policies/islands", "policies/doubt"),
+        ("policies/tournament", "policies/islands", "policies/doubt", "search/spread"),
     ),
     "vote": Group(
         ("gambit/results/vote.py",),
@@ -54,7 +58,10 @@ GROUPS = {
         ("answers/algebra", "answers/grader", "answers/answer_forms"),
     ),
     "events": Group(("gambit/events.py",), ("search/log", "search/tree")),
-    "rows": Group(("gambit/bench/rows.py", "gambit/storage/files.py"), ("bench/rows", "storage/files")),
+    "rows": Group(
+        ("gambit/bench/rows.py", "gambit/storage/files.py"),
+        ("bench/rows", "bench/bench_run", "results/golden", "storage/files", "storage/json_file"),
+    ),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
 MODULES = tuple(GROUP_OF)

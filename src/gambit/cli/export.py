@@ -24,18 +24,19 @@ def export(
         Purpose,
         typer.Option(
             "--as",
+            metavar="TEXT",
             help="sft: best traces; dpo: pairs from one branch point; prm: labelled thoughts; grpo: groups.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="PATH", help="A new .jsonl, or a new folder for `datasets`.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new .jsonl, or a new folder for `datasets`.")],
     allow_test: Annotated[bool, typer.Option("--allow-test", help="Export runs on test sets too.")] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Folder or hub name, where the one that the log names is not at hand."),
     ] = None,
     push_to: Annotated[
-        str | None, typer.Option("--push", metavar="NAME", help="Upload the folder as a new dataset, private.")
+        str | None, typer.Option("--push", metavar="TEXT", help="Upload the folder as a new dataset, private.")
     ] = None,
     is_public: Annotated[bool, typer.Option("--public", help="Make the uploaded dataset public.")] = False,
 ) -> int:

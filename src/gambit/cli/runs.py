@@ -90,7 +90,9 @@ def replay(
     ] = False,
     form: Annotated[
         Literal["gambit-tree"] | None,
-        typer.Option("--as", help="Print trees as the JSON of the authors' public code, one object per problem."),
+        typer.Option(
+            "--as", metavar="TEXT", help="gambit-tree: print trees as JSON, as the authors' public code does."
+        ),
     ] = None,
 ) -> int:
     """Rebuild a run's result from its event log alone."""
