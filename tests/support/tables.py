@@ -26,7 +26,8 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callab
                 if is_table:
                     test(subtests=subtests, **fixtures, **given)
                     continue
-                with subtests.test(" | ".join(map(str, given.values()))[:200]):
+                name = " | ".join(map(str, given.values()))[:200]
+                with subtests.test(name.encode(errors="backslashreplace").decode()):
                     test(**fixtures, **given)
 
         shared = inspect.Parameter("subtests", inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -110,7 +110,7 @@ def newest_run(holding: str) -> Path:
     for run in sorted(RUNS.glob("*"), reverse=True):
         if next(run.rglob(f"{holding}*"), None) is not None:
             return run
-    raise UserError(f"no folder in {RUNS}/ holds a {holding}: name the folder of a run")
+    raise UserError(f"no folder in {RUNS}/ has {holding} in it: name the folder of a run")
 
 
 # -- text --------------------------------------------------------------------------------------------------------
