@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sympy import (
@@ -83,6 +84,12 @@ def test_values_that_tell_expressions_apart() -> None:
     assert values(r"\{3,4\}") == (3, 4) and values("[3,4]") == (3, 4)
     assert values(r"\{3,x\}") is None
     assert values(r"\sum_{k=1}^{5} k") is None, "too costly"
+
+
+def test_a_comparison_sets_no_alarm_of_its_own() -> None:
+    """Its processor time is limited already; math-verify's own alarm works on a process's first thread alone."""
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(worker._verifies, FiniteSet(X, 3), FiniteSet(3, X)).result()
 
 
 def test_what_would_take_long_has_no_value() -> None:

@@ -27,6 +27,9 @@ BOXED = {
     r"\boxed{}": None,
     r"\boxed{ }": None,
     r"\boxed{4}, I write \boxed{}": "4",
+    r"\boxed{4}, I write \boxed{.}": "4",
+    r"\boxed{4} \boxed{~$,$ }": "4",
+    r"\boxed{2X.}": "2X",
     r"\boxed{12": None,
     r"\boxed{3} or \boxed{\frac{1}{2}": "3",
     r"\boxed{\frac{1}{2} or \boxed{3}": "3",
@@ -137,6 +140,7 @@ TEXTS = {
     'It is\n"Paris".': "Paris",
     "The answer is **Paris**.": "Paris",
     "`Paris`": "Paris",
+    "**MAX**": "MAX",
     "</think>\n": None,
     "": None,
 }

@@ -135,6 +135,10 @@ def test_canonical() -> None:
     assert {answer: canonical(answer) for answer in CANONICAL} == CANONICAL
 
 
+def test_an_escaped_dollar_stays_one_beside_a_bare_one() -> None:
+    assert canonical(r"$5 + \$6") == canonical(r"\$5 + \$6")
+
+
 LATEX_PIECES = r"\frac \dfrac \sqrt \text{ \left \right \, \! \circ \pi \\ {,} e9 ** cm and or \pm \cup \in < \le sqrt("
 pieces = st.sampled_from([*"0123456789,./-+ ()[]{}%$°½−πabE=^_\\\n:;|", *LATEX_PIECES.split(), r"\begin{pmatrix}", "&"])
 answer_like = st.lists(pieces, max_size=14).map("".join) | st.text(max_size=20)

@@ -22,9 +22,11 @@ from gambit.config.trust import (
     log_odds,
     spread_of,
 )
+from gambit.policies.doubt import DoubtWatch
 from gambit.policies.islands import Islands
 from gambit.results.record import fold
-from gambit.types import StopReason
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, StopReason
 from support.scripted import ScriptedEngine
 from support.searching import POOLS, SPREAD, check_tree, doubt_of, fallback, make_settings, run_one
 
@@ -245,3 +247,44 @@ def test_a_split_that_cannot_have_been_is_refused():
     for changed in wrong:
         with pytest.raises(Exception, match=f"line {place + len(changed)}"):
             fold([*events[:place], *changed, *events[place + 1 :]])
+
+
+# -- a search over several engines, which cannot split ---------------------------------------------------------
+
+
+def watch_over(scores):
+    """A watch that has been sent one score of each of so many roots."""
+    tree = TraceTree(len(scores), Aggregation.MEAN)
+    for trace in range(len(scores)):
+        tree.apply(ev.Created(0, trace))
+        tree.apply(ev.Admitted(0, trace, 0, 0, 0))
+    watch = DoubtWatch(doubt_of(), doubting(capacity=len(scores)), tree)
+    watch.note(ev.Scored(2, tuple(range(len(scores))), tuple(scores), (2,) * len(scores)))
+    return watch
+
+
+def sample(step):
+    return ev.Sample(step, 16, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+WIDE, CALM = (0.01, 0.99) * 8, (0.49, 0.51) * 8
+
+
+def test_a_watch_over_wide_scores_finds_out_in_a_round():
+    watch = watch_over(WIDE)
+    for event in (ev.Stopped(6, StopReason.COMPLETED), sample(1), sample(5), sample(7)):
+        watch.note(event)
+        assert watch.finding is None, "no tournament is due"
+    watch.note(sample(12))
+    assert "further apart" in watch.finding and watch.finding.endswith("--islands 8 is safer here")
+    assert "it keeps its 2, so" in watch.finding
+    first = watch.finding
+    watch.note(ev.Scored(13, (0,), (0.5,), (9,)))
+    watch.note(sample(18))
+    assert watch.finding is first
+
+
+def test_a_watch_over_calm_scores_finds_nothing():
+    watch = watch_over(CALM)
+    watch.note(sample(6))
+    assert watch.finding is None

@@ -239,3 +239,13 @@ def test_a_log_is_read_and_written_in_utf_8_whatever_the_machine_speaks(tmp_path
     strict = [option for module in ("gambit.events", "gzip") for option in ("-W", f"error::EncodingWarning:{module}")]
     options = ["-X", "warn_default_encoding", *strict]
     subprocess.run([sys.executable, *options, "-c", READ_AND_WRITE, str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\uDFFF"])
+def test_half_a_character_in_a_log_is_refused(lines, tmp_path, escape):
+    record = next(unlinked(lines))
+    text = json.dumps({**record, "question": "HERE"}, separators=(",", ":")).replace("HERE", escape)
+    path = tmp_path / "events.jsonl"
+    path.write_text(Chain().link(text) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"line 1: not an event of this log format \(.*surrogates not allowed"):
+        list(ev.read_log(path))

@@ -652,3 +652,10 @@ def test_a_callback_that_always_fails_ends_its_search_all_the_same():
     is_broken = True
     watched.search.fail(ValueError("first"))
     assert watched.search.is_stopped and engine.closed == [1], "and nothing of it runs any more"
+
+
+def test_a_search_has_no_result_before_its_vote():
+    watched = make_search(ScriptedEngine(seed=3), make_settings(capacity=8))
+    assert watched.search.result is None
+    list(run_searches(watched.search._engine, [watched.search]))
+    assert watched.search.result is not None

@@ -378,3 +378,26 @@ def test_a_trace_that_ends_with_a_thought_is_read_too(verifier):
     reader = FunctionVerifier(by_trace)
     watched = run_one(PuppetEngine(steps), make_settings("sc", capacity=3), verifier=verifier(reader, only_ends=True))
     assert len(reader.seen) == 3 and watched.search.result.votes[0].weight == pytest.approx(1.6)
+
+
+def test_the_wait_for_a_verifier_is_in_its_account(verifier):
+    use = verifier(HeldVerifier(by_trace, lambda: time.sleep(0.01)))
+    watched = run_one(PuppetEngine(story()), make_settings(**SETTINGS), verifier=use)
+    (totals,) = of(ev.VerifierTotals, watched)
+    scores = watched.search.pool.scores
+    assert totals.seconds_waited == scores.seconds_waited == watched.search.result.verifier.seconds_waited > 0
+    assert 0 <= totals.seconds_for_vote < totals.seconds_waited, "tournaments have waited too"
+
+
+def test_a_policy_sees_the_late_score_of_a_trace_that_is_complete(verifier):
+    seen = []
+
+    class Watching(Sleeping):
+        def decide(self, state, view):
+            seen.append((view.step, {trace.id: trace.score for trace in view.finished}))
+            return super().decide(state, view)
+
+    policy = Watching(Requirements(scores=ScoreUse.ROUNDS), Wake(every_steps=3))
+    settings = make_settings(capacity=3, check_interval=99)
+    run_one(PuppetEngine(short_story()), settings, verifier=verifier(FunctionVerifier(by_trace)), wrap=policy)
+    assert (3, {0: 0.9, 1: 0.5}) in seen

@@ -299,3 +299,8 @@ def test_a_split_puts_every_trace_on_one_of_the_islands():
             grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1, island)))
     with pytest.raises(AssertionError, match="2 traces, 1 placed"):
         grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1,)))
+
+
+def test_a_queued_trace_notes_how_many_tokens_of_its_own_it_had():
+    tree = grown(*root(0), ev.Branched(3, 1, 0, 3, 1.0), ev.Admitted(3, 1, 3, 0, 0), ev.Queued(5, 1, 5))
+    assert tree.traces[1].queued_tokens == [2] and tree.traces[0].queued_tokens == []

@@ -7,13 +7,22 @@ import multiprocessing
 import os
 import shutil
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from gambit.errors import GambitWarning, StorageError, UserError
-from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
+from gambit.storage.files import (
+    append_synced,
+    drop_torn_line,
+    opened_to_append,
+    read_object,
+    read_record,
+    whole_lines,
+    write_whole,
+)
 from gambit.storage.folders import LOCK_FILE, cache_folder, locked
 from gambit.storage.identity import file_hash, files_hash, package_version
 from gambit.storage.run_folder import check_writable, find_logs
@@ -269,3 +278,43 @@ def test_lines_without_an_end_are_found_from_behind(tmp_path: Path) -> None:
         path.write_bytes(b"x" * length)
         drop_torn_line(path)
         assert path.read_bytes() == b""
+
+
+@dataclass(frozen=True)
+class Figures:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+def test_a_record_and_an_object_are_read_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text('{"name": "ä", "sizes": [1, 2]}', encoding="utf-8")
+    assert read_record(Figures, path, "figures", "write them again") == Figures("ä", (1, 2))
+    assert read_object(path, "figures", "write them again") == {"name": "ä", "sizes": [1, 2]}
+
+
+@table(
+    ("content", "as_record", "as_object"),
+    [
+        (b'{"name": "a", "sizes": [1, "x"]}', r"is not figures: sizes\.1: .+", None),
+        (b"[]", "is not figures: .+", "is not figures: it must be an object, not list"),
+        (b"{", "is not figures: .+", "is not figures: .+"),
+        (b'{"name": "\xff"}', "is not figures: .+", "is not figures: .+"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named_with_the_fix(
+    tmp_path: Path, content: bytes, as_record: str, as_object: str | None
+) -> None:
+    path = tmp_path / "figures.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path} {as_record}; write them again$"):
+        read_record(Figures, path, "figures", "write them again")
+    if as_object is not None:
+        with pytest.raises(UserError, match=f"^{path} {as_object}; write them again$"):
+            read_object(path, "figures", "write them again")
+
+
+def test_a_record_without_its_file_is_named_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    with pytest.raises(UserError, match=rf"^{path} cannot be read \(No such file or directory\): write them again$"):
+        read_record(Figures, path, "figures", "write them again")
