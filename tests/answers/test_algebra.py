@@ -97,6 +97,7 @@ def test_what_would_take_long_has_no_value() -> None:
     for costly in (Derivative(X**2, X), Integral(X, limits), Limit(X, X, 1), Product(X, limits), Sum(X, limits)):
         assert worker._value(1 + costly) is None
     assert worker._value(1 / Symbol("x") * 0 + 5) == 5 and worker._value(zoo) is None and worker._value(nan) is None
+    assert worker._value(oo + X) is None and worker._value(oo * X + I) is None, "only its real part has no bound"
 
 
 def test_numbers_that_no_float_can_hold_still_differ() -> None:
