@@ -1,4 +1,4 @@
-"""What a dry run says of a bench run besides its size: scorer, seeds, the limit of a trace, and hours."""
+"""The outlook of a dry run on a bench run besides its size: scorer, seeds, the limit of a trace, and hours."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Sample: TypeAlias = dict[str, Json]
 
 
 class Purpose(StrEnum):
-    """What the rows are made for."""
+    """The kind of training that the rows are made for."""
 
     SFT = "sft"
     DPO = "dpo"
