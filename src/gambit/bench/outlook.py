@@ -1,4 +1,4 @@
-"""The outlook of a dry run on a bench run besides its size: scorer, seeds, the limit of a trace, and hours."""
+"""The lines of a dry run that follow its size: scorer, seeds, the limit of a trace, and hours."""
 
 from __future__ import annotations
 
