@@ -595,7 +595,7 @@ class Bench:
         done, seconds = run_pool(watched, pool, self.number, self.shape, prompt=prompt_of(0))
         return {
             "seconds_after_warmup": round(seconds - watched.seconds_before, 2),
-            "generated_after_warmup": done.num_generated, "steps": len(watched.step_seconds),
+            "generated_after_warmup": done.meter.num_generated, "steps": len(watched.step_seconds),
             "completed": done.result.counts.completed, "branched": done.result.counts.branched,
             "pruned": done.result.counts.pruned, "peak_kv_tokens": watched.peak_kv,
             "forest_steps": self.switch.num_steps - before,

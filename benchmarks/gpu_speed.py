@@ -227,7 +227,7 @@ class Bench:
         assert done.result.counts.completed >= args.capacity, done.result.counts
         share_waiting = (ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
         return {
-            "tokens_per_second": done.num_generated / seconds,
+            "tokens_per_second": done.meter.num_generated / seconds,
             **shares(done, seconds),
             "share_waiting": share_waiting,
             **{f"share_spikes_{kind}": lost / seconds for kind, lost in engine.spikes().items()},
@@ -297,8 +297,8 @@ class Bench:
         counts, traces = done.result.counts, done.record.tree.traces
         run = {
             "policy": name, "seed": seed, "seconds": seconds, "completed": counts.completed,
-            "completed_per_second": counts.completed / seconds, "tokens_per_second": done.num_generated / seconds,
-            "tokens": done.num_generated, "roots": counts.roots, "branched": counts.branched, "pruned": counts.pruned,
+            "completed_per_second": counts.completed / seconds, "tokens_per_second": done.meter.num_generated / seconds,
+            "tokens": done.meter.num_generated, "roots": counts.roots, "branched": counts.branched, "pruned": counts.pruned,
             "evicted": counts.evicted, "preemptions": engine.num_queued,
             "waited_steps_per_trace": sum(t.waited_steps for t in traces) / len(traces),
             "peak_kv_tokens": engine.peak_kv, "gpu_memory_mb": gpu_memory(), **shares(done, seconds),

@@ -3,9 +3,11 @@
 #
 #     bash benchmarks/long_chains/visit.sh MODEL SCRATCH [LIMIT]
 #
+# SETTLED names sizes, phrase and temperature; with SETTLED= they are chosen on development problems first.
 # SCRATCH/results grows as figures come; SCRATCH/traces holds the collections; SCRATCH/all.done says that all is over.
 set -uo pipefail
 model=$1 scratch=$2 limit=${3:-1200}
+settled=${SETTLED-chains:12+16+20/lines/0.7} counts=${COUNTS:-train=1260,dev=180,judge=360}
 began=$(date +%s)
 results=$scratch/results
 mkdir -p "$results" "$scratch/traces"
@@ -48,15 +50,24 @@ search() {  # family scorer
 
 start_mps
 within "$((limit * 55 / 100))" python3 -m benchmarks.long_chains.generate --model "$model" --out "$scratch/traces" \
-  --scratch "$scratch" --until "$((began + limit * 46 / 100))" > "$results/generate.txt" 2>&1
+  --scratch "$scratch" --until "$((began + limit * 46 / 100))" --end "$((began + limit * 46 / 100))" --kv-gib 22 \
+  ${settled:+--settled "$settled"} --counts "$counts" > "$results/generate.txt" 2>&1
 log "generate is over: $(tail -1 "$results/generate.txt")"
 cp "$scratch/traces/settings.json" "$results/"
 pkill -9 -f VLLM::EngineCore  # none may keep memory
 ( tar c -C "$scratch" traces | xz -T8 -4 | split -b 15500k - "$scratch/traces.tar.xz." && touch "$scratch/traces.packed" ) &
 within "$((limit * 80 / 100))" python3 -m benchmarks.long_chains.judge --model "$model" --data "$scratch/traces" \
-  --out "$results" --until "$((began + limit * 72 / 100))" > "$results/judge.txt" 2>&1
+  --out "$results" --until "$((began + limit * 55 / 100))" --families chains --export-components 48 > "$results/judge.txt" 2>&1
 log "judge is over: $(tail -1 "$results/judge.txt" | head -c 200)"
-scorer=$(ls "$results"/chains-outcome.safetensors "$results"/chains-unbroken.safetensors 2> /dev/null | head -1)
-[ -z "$scorer" ] || search chains "$scorer"
+labels=$(python3 - "$results/judge.json" << 'EOF'
+import json, sys
+tried = json.load(open(sys.argv[1]))["chains"]["tried"]
+by_line = {name: value["dev"] for name, value in tried.items() if name.startswith("mlp/line/")}
+print(max(by_line, key=by_line.get).split("/")[-1])
+EOF
+)
+scorer=$results/chains-$labels.safetensors
+log "the scorer that ranks development problems best: $scorer"
+[ ! -e "$scorer" ] || search chains "$scorer"
 touch "$scratch/all.done"
 log "over"
