@@ -1,4 +1,4 @@
-"""MkDocs hooks: the README is the first page, linked files outside docs/ come along, the API page is filled in."""
+"""MkDocs hooks: linked files outside docs/ come along, the API page is filled in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FIRST_PAGE = ROOT / "README.md"
 # [text](path#anchor) of a relative link; the path may be empty, and images are links too.
 LINK = re.compile(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]+)?\)")
 NOT_RUN = re.compile(r"^(```\w+) no-run:.*$", re.MULTILINE)  # a note for tests/repository/test_docs.py
+PROJECT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")  # in the menu
 API = ROOT / "src" / "gambit" / "api.py"
 API_HERE = "<!-- api -->"
 GROUP_OR_NAME = re.compile(r'^    (?:# (.+)|"(\w+)",)$', re.MULTILINE)
@@ -33,9 +33,9 @@ def linked_files(page: Path) -> Iterator[Path]:
 
 
 def outside_docs() -> set[Path]:
-    """Everything outside docs/ that pages lead to, through other such pages too; the README first of all."""
-    pending = [FIRST_PAGE, *DOCS.glob("*.md")]
-    found = {FIRST_PAGE}
+    """Everything outside docs/ that pages lead to, through other such pages too, and the pages about the project."""
+    found = {ROOT / name for name in PROJECT_PAGES}
+    pending = [*found, *DOCS.rglob("*.md")]
     while pending:
         for target in linked_files(pending.pop()):
             if target not in found and not target.is_relative_to(DOCS):
@@ -46,15 +46,11 @@ def outside_docs() -> set[Path]:
 
 def place(path: Path) -> str:
     """Returns where a file of the repository is on the site."""
-    if path == FIRST_PAGE:
-        return "index.md"
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 def source(place: str) -> Path:
     """The file of the repository behind a place on the site."""
-    if place == "index.md":
-        return FIRST_PAGE
     return DOCS / place if (DOCS / place).exists() else ROOT / place
 
 

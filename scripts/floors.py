@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "how-it-works.md"
+PAGE = ROOT / "docs" / "code.md"
 BEGIN, END = "<!-- floors: begin -->", "<!-- floors: end -->"
 
 

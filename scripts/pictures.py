@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scripts.charts import Axis, Point, Series, chart, stacked
+
 from gambit.results.dots import Dot, dot_plot
+from gambit.results.html import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
-PAWN_METHODS = {
+RESULTS, FOLDER = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+PAWN_VOTES = {
     "sc": "majority of 64 chains",
     "best-of-n": "best-scored of them",
     "sc, score vote (STEP)": "weighted by score",
@@ -18,34 +21,124 @@ PAWN_METHODS = {
     "1 island, shipped": "Gambit, one pool",
     "gambit, shipped": "Gambit",
 }
-LLM_SEARCHES = {
-    "llm_verifier_search/ample": "Gambit",
-    "llm_verifier_search/quarter": "Gambit, ¼ KV cache",
-    "llm_verifier_rounds/search": "Gambit, in rounds",
+PAWN_METHODS = {
+    "single": "one chain",
+    "deepconf": "DeepConf",
+    "slim-sc": "Slim-SC",
+    "sc": "majority voting",
+    "best-of-n": "best of n",
+    "step": "STEP",
+    "gambit": "Gambit",
 }
+LLM_SEARCHES = {
+    "llm_verifier_search/ample": "Gambit, verifier",
+    "llm_verifier_search/quarter": "… ¼ of the KV cache",
+    "llm_verifier_rounds/search": "… in rounds",
+}
+LLM_SETS = {"math500_dev": "Gambit, states: MATH", "gsm8k_dev": "… GSM8K"}
+ROUNDS = {
+    "sc": ("voting", (-10, 22, "end")),
+    "sc-rounds-0.6": ("voting in rounds", (-10, 22, "end")),
+    "gambit": ("Gambit", (-12, 5, "end")),
+    "gambit-rounds-0.6": ("Gambit in rounds, share 0.6", (-40, 52, "start")),
+    "gambit-rounds-0.8": ("share 0.8", (10, 5, "start")),
+}
+SIMULATED = (
+    ({"method": "plain"}, "", "plain vote"),
+    ({"islands": 1, "warmup": 120, "margin": 1.0}, "ours", "one pool"),
+    ({"islands": 4, "warmup": 120, "margin": 2.0}, "other", "4 islands"),
+)
+SPEEDS = {"gpu_speed": "Qwen3-4B", "gpu_speed_phi4": "Phi-4-14B", "gpu_speed_8b": "Qwen3-8B, earlier code"}
+FOREST_PARTS = ("unshared", "islands", "small", "middle", "large")
 
 
-def pawn() -> str:
+def votes() -> Markup:
     methods = _read("islands_noise.json")["methods"]
-    dots = [Dot(label, *methods[name]["accuracy"], is_ours=label == "Gambit") for name, label in PAWN_METHODS.items()]
-    return str(dot_plot("pawn, 300 unseen puzzles: accuracy", dots))
+    dots = [Dot(label, *methods[name]["accuracy"], is_ours=label == "Gambit") for name, label in PAWN_VOTES.items()]
+    return dot_plot("pawn, 300 unseen puzzles: accuracy", dots)
 
 
-def llm() -> str:
-    votes = _read("llm_verifier_votes.json")["together"]["outcomes"]
-    dots = [Dot(f"verifier's vote, {n} chains", *votes[n]) for n in ("4", "8", "16")]
+def methods() -> Markup:
+    found = {cell["variant"]: cell["accuracy"] for cell in _read("pawn_policies/report.json")["cells"]}
+    dots = [Dot(label, *_percent(found[name]), is_ours=name == "gambit") for name, label in PAWN_METHODS.items()]
+    return dot_plot("pawn, 300 unseen puzzles: accuracy", dots)
+
+
+def llm() -> Markup:
+    judged = _read("llm_verifier_votes.json")["together"]["outcomes"]
+    dots = [Dot(f"verifier's vote, {n} chains", *judged[n]) for n in ("4", "8", "16")]
     for folder, label in LLM_SEARCHES.items():
         [gain] = [each["gain"] for each in _read(f"{folder}/report.json")["overall"] if each["variant"] == "gambit"]
-        dots.append(Dot(label, *(round(100 * gain[end], 1) for end in ("value", "low", "high")), is_ours=True))
-    return str(dot_plot("Qwen2.5-Coder-1.5B: points above majority voting", dots, unit="", is_difference=True))
+        dots.append(Dot(label, *_percent(gain), is_ours=True))
+    compared = _read("llm_policies/report.json")["comparisons"]
+    for name, label in LLM_SETS.items():
+        [gain] = [each["gain"] for each in compared
+                  if (each["benchmark"], each["first"], each["second"]) == (name, "gambit", "sc")]  # fmt: skip
+        dots.append(Dot(label, *_percent(gain), is_ours=True))
+    return dot_plot("Qwen2.5-Coder-1.5B-Instruct: points above voting", dots, unit="", is_difference=True)
+
+
+def tokens() -> Markup:
+    cells = {cell["variant"]: cell for cell in _read("pawn_rounds/report.json")["cells"]}
+    series = [
+        Series([Point(cells[name]["tokens"]["value"] / 1000, *_percent(cells[name]["accuracy"]), *label)],
+               "ours" if name.startswith("gambit") else "other")
+        for name, label in ROUNDS.items()
+    ]  # fmt: skip
+    x = Axis("thousand tokens a puzzle", (0, 4, 8, 12, 16))
+    return chart("pawn, 150 puzzles: accuracy over tokens", x, Axis("accuracy, %", (60, 70, 80, 90, 100)), series)
+
+
+def scorer() -> Markup:
+    rows = _read("simulated_search.json")["rows"]
+    series = []
+    for wanted, kind, label in SIMULATED:
+        found = [row for row in rows if wanted.items() <= row.items()]
+        points = [Point(row["auc"], row["against_majority"][0]) for row in found]
+        points[-1] = points[-1]._replace(label=label)
+        series.append(Series(points, kind, is_line=True))
+    x = Axis("AUC of the scorer half-way through a chain", (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9))
+    y = Axis("points above majority voting", (-5, 0, 5, 10, 15, 20))
+    [ours] = [each for each in _read("llm_verifier_more_problems.json")["rankings"] if each["name"] == "lora"]
+    marks = ((ours["auc"]["0.5"]["value"], "our verifier"),)
+    return chart("Simulated: points gained, by the scorer's AUC", x, y, series, marks)
+
+
+def speed() -> Markup:
+    dots = []
+    for name, label in SPEEDS.items():
+        ratio = _read(f"{name}.json")["overhead"]["gambit"]["ratio"]
+        dots.append(Dot(label, *(100 * each - 100 for each in (ratio["median"], *ratio["interval"])), is_ours=True))
+    beside = dot_plot("Tokens per second, beside stock vLLM", dots, is_difference=True)
+    series = []
+    for shape, kind in (("4b", "ours"), ("8b", "other")):
+        measured = _read(f"forest_speed_qwen3-{shape}.json")
+        parts = sorted((measured[part] for part in FOREST_PARTS if part in measured), key=_sharing)
+        points = [Point(_sharing(part), part["forest / stock"]) for part in parts]
+        label_at = (-10, -8, "end") if kind == "ours" else (14, 20, "start")
+        labelled = -1 if kind == "ours" else 0
+        points[labelled] = points[labelled]._replace(label=f"Qwen3-{shape.upper()}", label_at=label_at)
+        series.append(Series(points, kind, is_line=True))
+    x = Axis("sharing: tokens read by stock attention for each one stored", (1, 2, 3, 4, 5, 6))
+    y = Axis("decode steps, × stock attention", (0, 1, 2, 3, 4))
+    return stacked([beside, chart("Forest attention, whole decode steps", x, y, series)])
+
+
+def _sharing(part: Any) -> float:
+    return float(part.get("sharing") or part["case"].rpartition(" ")[2])
+
+
+def _percent(interval: Any) -> tuple[float, float, float]:
+    value, low, high = (round(100 * interval[end], 1) for end in ("value", "low", "high"))
+    return value, low, high
 
 
 def _read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-PICTURES = {"results-pawn.svg": pawn, "results-llm.svg": llm}
+PICTURES = {"votes": votes, "methods": methods, "llm": llm, "tokens": tokens, "scorer": scorer, "speed": speed}
 
 if __name__ == "__main__":
     for name, made in PICTURES.items():
-        (DOCS / name).write_text(made() + "\n", encoding="utf-8")
+        (FOLDER / f"{name}.svg").write_text(made() + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Output that pages show after a command or a script. Run it to renew the output that the README shows."""
+"""Output that pages show after a command or a script. Run it to renew what README and docs show."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def renewed(page: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(renewed(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "docs" / "getting-started.md"):
+        page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checks the list of vLLM names that Gambit uses against vLLM's source, and writes it as a table to docs/vllm.md.
+"""Checks the list of vLLM names that Gambit uses against vLLM's source, and renews its table in the docs.
 
 python scripts/vllm_names.py                                          # renew the table
 python scripts/vllm_names.py --version 0.27.0 --source site-packages/vllm     # check a version; nothing is imported
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use  # noqa: E402
 
-PAGE = ROOT / "docs" / "vllm.md"
+PAGE = ROOT / "docs" / "vllm-internals.md"
 BEGIN, END = "<!-- vllm-names: begin -->", "<!-- vllm-names: end -->"
 COMPAT = ROOT / "src" / "gambit" / "engines" / "vllm" / "compat"
 

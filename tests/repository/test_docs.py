@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts import floors
+from scripts import floors, provenance
 from scripts.pictures import PICTURES
 from scripts.shown_output import printed, shown
 
@@ -20,7 +20,7 @@ from gambit.pawn.puzzles import parse_puzzle
 from gambit.results.dots import Dot, dot_plot
 from support import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, *ROOT.glob("[A-Z]*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob(".github/*.md")]
 # A fence may carry "no-run: reason" after its language: installs, hub names, CUDA.
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -28,7 +28,10 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PUZZLE = re.compile(r"(?:[a-z] = [^;\"'`]+; )+[a-z]\?")
 STATED = re.compile(rf"({PUZZLE.pattern})(?:[^\n]*# answer: |['`] \(|\", \")(\d+)")
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
+SHOWN = list({block: None for page in PAGES for block in shown(page.read_text())})
 MOST_NOT_RUN = 8
+MOST_LINES, MOST_WORDS = 250, 28_000  # of a page, of all
+GENERATED = re.compile(r"<!-- ([\w-]+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 MOST_README_LINES, MOST_README_WORDS, WIDEST_README_LINE = 140, 1_100, 120
 INSTALL_BEFORE_LINE = 40
 
@@ -90,9 +93,9 @@ def shape(output):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("block", list(shown(PAGES[0].read_text())), ids=lambda block: block.language)
-def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
-    """If it does not: `python scripts/shown_output.py`."""
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.language)
+def test_pages_show_what_their_blocks_print(block, tmp_path):
+    """If they do not: `python scripts/shown_output.py`."""
     output = printed(block, tmp_path)
     assert output.splitlines()[0] == block.output.splitlines()[0], "the answer"
     assert shape(output) == shape(block.output)
@@ -145,7 +148,7 @@ def test_the_readme_is_short_and_begins_with_the_installation():
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_results_show_the_results(name):
     """If they do not: `python scripts/pictures.py`."""
-    assert PICTURES[name]() + "\n" == (ROOT / "docs" / name).read_text()
+    assert PICTURES[name]() + "\n" == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
 
 
 def test_a_difference_that_is_not_shown_is_hollow():
@@ -214,8 +217,33 @@ def test_the_manifest_for_kuberay_gives_options_that_exist():
     assert f"--engines {sum(group['replicas'] for group in workers)}" in entrypoint
 
 
-def test_every_result_that_is_kept_is_told_somewhere():
-    results = ROOT / "benchmarks" / "results"
-    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
-    told = " ".join(page.read_text(encoding="utf-8") for page in pages)
-    assert [path.name for path in sorted(results.iterdir()) if path.name not in told] == []
+def test_the_page_on_provenance_is_made_of_the_files_beside_the_results():
+    """If it is not: `python scripts/provenance.py`."""
+    text = provenance.PAGE.read_text(encoding="utf-8")
+    assert provenance.renewed(text) == text
+    assert all(provenance.made(result).commit for result in provenance.results())
+
+
+def test_every_result_that_is_kept_is_explained_somewhere():
+    pages = {ROOT / "benchmarks" / "README.md", *PAGES} - {provenance.PAGE}
+    texts = " ".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [result.name for result in provenance.results() if result.name not in texts] == []
+
+
+def words(page):
+    """Returns the number of words of a page, without the tables that scripts make."""
+    return len(GENERATED.sub("", page.read_text(encoding="utf-8")).split())
+
+
+def test_pages_are_short_and_few_words_in_all():
+    docs = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    lengths = {page.name: len(GENERATED.sub("", page.read_text(encoding="utf-8")).splitlines()) for page in docs}
+    assert [name for name, length in lengths.items() if length > MOST_LINES] == []
+    assert sum(map(words, docs)) < MOST_WORDS
+
+
+def test_every_page_is_in_the_menu():
+    menu = re.findall(r"\S+\.md$", (ROOT / "mkdocs.yml").read_text().partition("\nplugins:")[0], re.MULTILINE)
+    assert len(menu) == len(set(menu))
+    docs = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]}
+    assert docs <= set(menu) and all((ROOT / name).exists() for name in set(menu) - docs)

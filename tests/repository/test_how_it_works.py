@@ -1,4 +1,4 @@
-"""Every file, class, method and function that the page on how Gambit works names is there."""
+"""Every file, class, method and function that the page on the code names is there; the words are few."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import gambit
 from support import ROOT
 
 SOURCE = Path(gambit.__file__).parent
-PAGE = ROOT / "docs" / "how-it-works.md"
+PAGE, WORDS = ROOT / "docs" / "code.md", ROOT / "docs" / "how-it-works.md"
 FILE = re.compile(r"`([\w/]+(?:\.py|/))`")
 IN_FILE = re.compile(r"`([\w/]+\.py)`: `([\w.]+)(?:\(\))?`")
 IN_DRAWING = re.compile(r"\b(\w+/\w+\.py|[A-Z]\w+\.\w+)")
@@ -57,6 +57,6 @@ def test_what_is_gone_is_found() -> None:
 
 
 def test_the_words_are_few_and_each_is_explained_once() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("## Words\n")[2].partition("\n## ")[0]
+    table = WORDS.read_text(encoding="utf-8").partition("## Words\n")[2].partition("\n## ")[0]
     words = [word for row in table.splitlines()[3:] if row for word in row.split("|")[1].strip().split(", ")]
     assert len(words) == len(set(words)) <= MOST_WORDS and len(words) > MOST_WORDS / 2

@@ -60,7 +60,7 @@ class Compat(StrEnum):
     AUTHORS = "authors"  # the public code of the method's authors
 
 
-# Options that `compat: authors` fills where they are left open. docs/policies.md has the rules and their reasons.
+# Options that `compat: authors` fills where they are left open. docs/differences.md has the rules and their reasons.
 _BY_AUTHORS = {"boundary": "blank-line-token", "own_limit": True}
 
 

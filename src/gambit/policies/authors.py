@@ -37,7 +37,7 @@ class AuthorsGambit:
 
     Δ counts steps in which a thought is scored. The hard floor prunes at each of them. At capacity the worst are pruned
     whether or not another trace branches for them. A ghost among the best takes a place and gets no child.
-    docs/policies.md compares both sets of rules.
+    docs/differences.md compares both sets of rules.
     """
 
     name: ClassVar[str] = "gambit-authors"

@@ -117,7 +117,7 @@ class SlimSc:
     Ours: the delay counts tokens, not seconds, so that a run can be repeated; every new thought is tested. As a prune
     needs two traces that reason, one is always left. Without a sentence model the engine's boundary states, projected,
     stand for the thoughts; 0.95 means nothing there, so the threshold is a percentile of what the delay showed. With
-    states and markers a thought is the mean of the boundary states in it. docs/policies.md compares it with theirs.
+    states and markers a thought is the mean of the boundary states in it. docs/differences.md compares it with theirs.
     """
 
     name: ClassVar[str] = "slim-sc"

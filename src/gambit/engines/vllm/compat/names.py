@@ -1,7 +1,7 @@
 """The names of vLLM that Gambit uses, by class: which it calls, overrides, reads or sets, in which versions.
 
 tests/engines/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
-scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm.md.
+scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm-internals.md.
 """
 
 from __future__ import annotations
