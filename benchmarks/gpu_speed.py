@@ -298,8 +298,8 @@ class Bench:
         run = {
             "policy": name, "seed": seed, "seconds": seconds, "completed": counts.completed,
             "completed_per_second": counts.completed / seconds, "tokens_per_second": done.meter.num_generated / seconds,
-            "tokens": done.meter.num_generated, "roots": counts.roots, "branched": counts.branched, "pruned": counts.pruned,
-            "evicted": counts.evicted, "preemptions": engine.num_queued,
+            "tokens": done.meter.num_generated, "roots": counts.roots, "branched": counts.branched,
+            "pruned": counts.pruned, "evicted": counts.evicted, "preemptions": engine.num_queued,
             "waited_steps_per_trace": sum(t.waited_steps for t in traces) / len(traces),
             "peak_kv_tokens": engine.peak_kv, "gpu_memory_mb": gpu_memory(), **shares(done, seconds),
             "branches": branches(done, args.long_prefix), "series": engine.series,
