@@ -1,6 +1,7 @@
 """A thousand requests from 64 clients on one server: none may be lost or mixed up, and nothing may be left behind.
 
     python benchmarks/serve_load.py --out benchmarks/results/serve_load.json        # some minutes
+    python benchmarks/serve_load.py --attack --out benchmarks/results/serve_load_attacked.json    # S1 beside it
     python benchmarks/serve_load.py --engines 2 --kills 5 --requests 500 --connections 1000 \
         --out benchmarks/results/serve_load_ray.json                                # the same on engines under Ray
 
@@ -9,6 +10,7 @@ streaming, budgets and seed; some clients leave early, some send what is no requ
 own puzzle: each line of the winner's thinking must be a definition of it. The server's memory is read after every
 hundred requests, and its KV cache by the same small search before and after. With `--kills`, engines are killed at
 random moments: what they were searching must end with an error that says so, and everything else as if nothing were.
+With `--attack`, `serve_lockout.py` attacks the server once a tenth of the requests are answered.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import json
 import os
 import random
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ import httpx
 
 from gambit.events import Sample, from_json
 from gambit.pawn.puzzles import Puzzle, random_puzzle
+from serve_lockout import allow_many_files, attacked
 
 KEYS = ("sk-load-a", "sk-load-b")
 MAX_RUNNING, MAX_WAITING = 16, 40  # fewer than there are clients: some are told to wait
@@ -231,7 +233,6 @@ async def warm_up(url: str) -> None:
 
 def crowd(url: str, count: int) -> dict[str, object]:
     """Connections that say nothing, `count` at once as far as the server lets them, and whoever asks beside them."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     host, _, port = url.removeprefix("http://").partition(":")
     silent = [socket.create_connection((host, int(port)), timeout=60) for _ in range(count)]
     began = time.monotonic()
@@ -242,7 +243,10 @@ def crowd(url: str, count: int) -> dict[str, object]:
     return {"silent": count, "health": status, "seconds": round(seconds, 3)}
 
 
-async def load(server: Server, tally: Tally, num_requests: int, num_clients: int, num_kills: int) -> None:
+async def load(
+    server: Server, tally: Tally, num_requests: int, num_clients: int, num_kills: int, *, with_attack: bool
+) -> dict[str, object] | None:
+    """Sends all requests; returns how the server stood the attack beside them, None without one."""
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in range(num_requests):
         numbers.put_nowait(number)
@@ -250,7 +254,12 @@ async def load(server: Server, tally: Tally, num_requests: int, num_clients: int
     rng = random.Random(0)
     deaths = set(rng.sample(range(num_requests // 10, num_requests * 9 // 10), num_kills))
 
+    attack: asyncio.Task[dict[str, object]] | None = None
+
     def after() -> None:
+        nonlocal attack
+        if with_attack and attack is None and len(tally.seconds) >= num_requests // 10:
+            attack = asyncio.create_task(asyncio.to_thread(attacked, server.url))
         if len(tally.seconds) in deaths:
             server.kill_an_engine(rng)
         if len(tally.seconds) % 100 == 0:
@@ -259,6 +268,7 @@ async def load(server: Server, tally: Tally, num_requests: int, num_clients: int
 
     clients = [LoadClient(server.url, tally, seed) for seed in range(num_clients)]
     await asyncio.gather(*(client.run(numbers, after) for client in clients))
+    return None if attack is None else await attack
 
 
 def main() -> None:
@@ -268,15 +278,19 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=10_000, help="silent ones, opened at the end")
     parser.add_argument("--engines", type=int, help="engines under Ray; default: one, without Ray")
     parser.add_argument("--kills", type=int, default=0, help="of these engines, at random moments")
+    parser.add_argument("--attack", action="store_true", help="of clients without a key, as in serve_lockout.py")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    allow_many_files()
     cluster = ["--ray", "--engines", str(options.engines)] if options.engines else []
     server = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING), *cluster)
     tally = Tally()
     asyncio.run(warm_up(server.url))
     before = kv_peak(server.url)
     began = time.monotonic()
-    asyncio.run(load(server, tally, options.requests, options.clients, options.kills))
+    attack = asyncio.run(
+        load(server, tally, options.requests, options.clients, options.kills, with_attack=options.attack)
+    )
     seconds = time.monotonic() - began
     crowded = crowd(server.url, options.connections)
     after = kv_peak(server.url)
@@ -291,6 +305,7 @@ def main() -> None:
         "memory_mib_after_each_hundred": tally.memory_mib,
         "kv_tokens_of_one_search_before_and_after": [before, after],
         "connections": crowded,
+        **({"attack": attack} if attack else {}),
         "exit_code": server.close(),
     }
     print(json.dumps(report, indent=1))

@@ -71,17 +71,10 @@ def _is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def measured(source: Path) -> dict[str, object]:
-    """Returns what a server of one source tree does under the attack."""
-    command = [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", "--api-key", "sk-lockout"]
-    server = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(source.resolve())},
-    )  # fmt: skip
-    assert server.stderr is not None
-    url = next(line.split()[-1] for line in server.stderr if "/v1" in line).removesuffix("/v1")
+def attacked(url: str) -> dict[str, object]:
+    """Returns what a server does under the attack and after it."""
+    connections = attack(int(url.rpartition(":")[2]))
     try:
-        connections = attack(int(url.rpartition(":")[2]))
         began = time.monotonic()
         answer, seconds = health(url)
         held = still_open(connections)
@@ -99,8 +92,27 @@ def measured(source: Path) -> dict[str, object]:
     finally:
         for connection in connections:
             connection.close()
+
+
+def measured(source: Path) -> dict[str, object]:
+    """Returns what a server of one source tree does under the attack."""
+    command = [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", "--api-key", "sk-lockout"]
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(source.resolve())},
+    )  # fmt: skip
+    assert server.stderr is not None
+    url = next(line.split()[-1] for line in server.stderr if "/v1" in line).removesuffix("/v1")
+    try:
+        return attacked(url)
+    finally:
         server.kill()
         server.wait()
+
+
+def allow_many_files() -> None:
+    """Raises this process's limit on open files as far as it may."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 
 
 def main() -> None:
@@ -108,7 +120,7 @@ def main() -> None:
     parser.add_argument("--source", action="append", metavar="LABEL=FOLDER", help="default: this repository's src")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    allow_many_files()
     sources = [each.partition("=") for each in options.source or [f"this={SOURCE}"]]
     report = {"connections": NUM_CONNECTIONS, **{label: measured(Path(folder)) for label, _, folder in sources}}
     print(json.dumps(report, indent=1))

@@ -11,18 +11,21 @@ from types import ModuleType
 
 import pytest
 from huggingface_hub import constants
+from typer.testing import CliRunner
 
 from gambit.answers import AnswerKind, Grader, extractor_for
 from gambit.bench import datasets
-from gambit.bench.datasets import benchmark_for, digest, local_file
+from gambit.bench.datasets import Benchmark, Item, benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
 from gambit.bench.public_file import PublicFile
 from gambit.bench.recipe import BenchRecipe, recipe_from, with_methods
 from gambit.chains import HOW_TO_WRITE, generate
+from gambit.cli.app import app
 from gambit.config import registry
 from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
+from support.tables import table
 
 
 def write_lines(path: Path, *records: dict[str, object]) -> Path:
@@ -36,7 +39,8 @@ def write_lines(path: Path, *records: dict[str, object]) -> Path:
 
 def test_every_built_in_benchmark_is_there() -> None:
     assert registry.names("gambit.benchmarks") == [
-        "aime_2024", "aime_2025", "aime_2026", "beyond_aime", "gpqa_diamond", "gsm8k", "hmmt_2012_2023",
+        "aime_2024", "aime_2025", "aime_2026", "authors_aime_2025", "authors_gpqa_diamond", "authors_hmmt_2024",
+        "authors_hmmt_2025", "beyond_aime", "gpqa_diamond", "gsm8k", "hmmt_2012_2023",
         "hmmt_feb_2024", "hmmt_feb_2025", "hmmt_feb_2026", "hmmt_nov_2025", "math_500", "pawn",
     ]  # fmt: skip
     for name in registry.names("gambit.benchmarks"):
@@ -214,18 +218,16 @@ def git_host() -> Iterator[tuple[str, dict[str, bytes]]]:
     server.server_close()
 
 
-def test_the_scorers_training_problems_are_fetched_once_and_recognised_by_their_hash(
+def test_the_authors_problems_are_fetched_once_and_recognised_by_their_hash(
     git_host, tmp_path: Path, monkeypatch
 ) -> None:
     address, files = git_host
     blob = hashlib.sha1(b"blob %d\0%b" % (len(LINES), LINES)).hexdigest()
     public = PublicFile("org/repo", "c" * 40, "a/b.jsonl", blob, address)
-    monkeypatch.setattr(datasets, "_HMMT_2012_2023", public)
     monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    benchmark = benchmark_for("hmmt_2012_2023")
-    assert "trained on these problems" in (benchmark.caution or "")
-    place = tmp_path / "hmmt_2012_2023.jsonl"
+    benchmark = datasets.by_authors(public, "theirs", 2)
+    place = tmp_path / "theirs.jsonl"
     with pytest.raises(UserError, match=f"HF_HUB_OFFLINE is set.*put the file at {place}"):
         list(benchmark.items())
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -240,6 +242,46 @@ def test_the_scorers_training_problems_are_fetched_once_and_recognised_by_their_
     assert [item.answer for item in benchmark.items()] == ["2", "4"]
     files.clear()
     assert len(list(benchmark.items())) == 2 and place.read_bytes() == LINES
+
+
+AUTHORS = "Dao-AILab/gambit-parallel-reasoning"
+TRAINING = Benchmark("used", lambda: iter([Item("1", "a = 1; b = 2; c = a + b; c?", "3")]), caution="seen in training")
+
+
+def test_the_authors_files_are_named_with_their_blobs_at_one_commit(tmp_path: Path, monkeypatch) -> None:
+    """The blobs are those of `git ls-tree -r 7d4d42f` in their repository."""
+    found: dict[str, PublicFile] = {}
+    monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
+    monkeypatch.setattr(PublicFile, "fetch_to", lambda file, place: found.update({place.stem: file}))
+    for name in registry.names("gambit.benchmarks"):
+        if name.startswith("authors_") or name == "hmmt_2012_2023":
+            with pytest.raises(UserError, match="cannot read"):
+                list(benchmark_for(name).items())
+    assert {name: (file.path.rpartition("/")[2], file.blob[:8]) for name, file in found.items()} == {
+        "authors_aime_2025": ("aime_2025.jsonl", "96d61015"),
+        "authors_gpqa_diamond": ("gpqa_diamond.jsonl", "5967c4ec"),
+        "authors_hmmt_2024": ("hmmt_2024.jsonl", "10588cfd"),
+        "authors_hmmt_2025": ("hmmt_2025.jsonl", "59f2e80e"),
+        "hmmt_2012_2023": ("hmmt_2012_2023.jsonl", "2713dd9a"),
+    }
+    assert {(file.repository, file.commit[:7]) for file in found.values()} == {(AUTHORS, "7d4d42f")}
+    assert "trained on these problems" in (benchmark_for("hmmt_2012_2023").caution or "")
+
+
+@pytest.mark.system
+@table("words", [
+    ("bench", "--benchmark", "used", "--dry-run"),
+    ("bench", "--benchmark", "used", "--policies", "single", "--engine", "local", "--no-report", "--out", "{}"),
+    ("compare", "pawn", "used", "--engine", "local", "--capacity", "2", "--out", "{}"),
+    ("prefix-value", "--benchmark", "used", "--traces", "2", "--keep", "1", "--engine", "local", "--out", "{}"),
+    ("scorer", "collect", "--problems", "used", "--traces", "1", "--engine", "local", "--out", "{}"),
+])  # fmt: skip
+def test_every_command_warns_of_problems_that_a_scorer_was_trained_on(words, tmp_path: Path, monkeypatch) -> None:
+    knows, load = registry.knows, registry.load
+    monkeypatch.setattr(registry, "knows", lambda group, name: name == "used" or knows(group, name))
+    monkeypatch.setattr(registry, "load", lambda group, name: TRAINING if name == "used" else load(group, name))
+    done = CliRunner().invoke(app, [word.format(tmp_path / "run") for word in words])
+    assert "used: seen in training" in done.stderr, done.output
 
 
 def test_gsm8k_answers_stand_behind_the_hashes(hub) -> None:

@@ -16,6 +16,7 @@ from gambit.search.choice import load_policy, options_model
 from gambit.text.boundary import boundaries
 from gambit.tree import TraceState
 from gambit.types import (
+    Aggregation,
     EndReason,
     Forcing,
     OnPressure,
@@ -299,10 +300,16 @@ def test_shared_prefixes_are_counted_once_and_given_back(start):
     assert engine.step().kv_used_tokens == 0
 
 
-@pytest.mark.parametrize("rule", [OnPressure(PressureAction.GHOST), PRUNE, OnPressure(PressureAction.GHOST, True)])
-def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule):
+@pytest.mark.parametrize(
+    ("rule", "aggregation"),
+    [(OnPressure(PressureAction.GHOST), None), (PRUNE, None), (OnPressure(PressureAction.GHOST, True), None),
+     (OnPressure(PressureAction.GHOST), Aggregation.LAST)],
+)  # fmt: skip
+def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule, aggregation):
+    """The scorer's scores count by their mean, unless the search says otherwise."""
     engine = start(kv_budget_tokens=300, block_tokens=4)
-    open_search(engine, stops=())
+    open_search(engine, stops=(), aggregation=aggregation)
+    by_last = aggregation is Aggregation.LAST
     engine.submit([spec(i, on_pressure=rule) for i in range(12)])
     running, scores, victims, ended = set(), {}, [], set()
     for _ in range(80):
@@ -311,9 +318,10 @@ def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule)
         batch = engine.step()
         step = batch.searches[1]
         for lost in step.evicted:
-            means = {t: sum(scores[t]) / len(scores[t]) for t in running if t in scores}
-            first = [t for t in running if (t not in means) == rule.unscored_first] or list(running)
-            expected = min(first, key=lambda t: (means.get(t, 0.0), -t))
+            seen = {t: scores[t] for t in running if t in scores}
+            standing = {t: each[-1] if by_last else sum(each) / len(each) for t, each in seen.items()}
+            first = [t for t in running if (t not in standing) == rule.unscored_first] or list(running)
+            expected = min(first, key=lambda t: (standing.get(t, 0.0), -t))
             assert lost.trace == expected and lost.action is rule.action
             assert len(lost.tokens) == lost.num_tokens
             victims.append(lost.trace)

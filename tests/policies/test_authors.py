@@ -3,6 +3,7 @@
 import json
 import lzma
 from collections import Counter
+from dataclasses import dataclass
 
 from gambit import events as ev
 from gambit.config.options import SearchConfig
@@ -11,13 +12,33 @@ from gambit.policies.authors import AuthorsGambit, Rounds
 from gambit.policies.base import Branch, PoolView, Prune, Start, TraceView
 from gambit.policies.tournament import ParentChoice
 from gambit.results.vote import VoteKind, ballots_of
+from gambit.scorers.base import ScorerInfo
 from gambit.search.choice import vote_of
+from gambit.solver import Solver
 from gambit.tree import TraceState, TraceTree
-from gambit.types import Aggregation, EndReason, PressureAction
+from gambit.types import Aggregation, EndReason, PressureAction, StatePosition
 from support import GOLDEN, ROOT
 from support.scripted import ScriptedEngine
 from support.searching import make_settings, run_one
 from support.tables import table
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Gives every thought one half."""
+
+    aggregation: Aggregation
+
+    @property
+    def info(self):
+        return ScorerInfo("flat", StatePosition.BOUNDARY, hidden_size=32, aggregation=self.aggregation)
+
+    def to(self, device):
+        return self
+
+    def score(self, thoughts):
+        return thoughts.states[:, 0] * 0 + 0.5
+
 
 STATES = {"run": TraceState.RUNNING, "wait": TraceState.WAITING, "ghost": TraceState.GHOST}
 SAMPLE = GOLDEN / "authors" / "authors_tournament_sample.jsonl.xz"
@@ -149,6 +170,18 @@ def test_the_authors_prompt_has_no_full_stop_and_a_models_own_prompt_stays():
     theirs = r"Please reason step by step, and put your final answer within \boxed{}"
     assert system_prompt_of(config, Preset()) == theirs and system_prompt_of(plain, Preset()) == theirs + "."
     assert system_prompt_of(config, Preset(system_prompt="Be brief.")) == "Be brief."
+
+
+def test_a_scorer_that_counts_by_its_last_score_counts_by_the_mean(tiny_folder):
+    """Their sequence scorer is averaged over its thoughts; those that are trained here say `last`."""
+    scorer = Flat(aggregation=Aggregation.LAST)
+    with Solver(str(tiny_folder), scorer=scorer, engine="local", device="cpu") as solver:
+        headers = []
+        for compat in ("authors", None):
+            config = SearchConfig(compat=compat, capacity=2, max_new_tokens=4)
+            solver.solve("a?", config, on_event=headers.append)
+        found = [each.aggregation for each in headers if isinstance(each, ev.RunStarted)]
+    assert found == [Aggregation.MEAN, Aggregation.LAST]
 
 
 def test_a_trace_without_a_score_votes_with_the_most_there_is():

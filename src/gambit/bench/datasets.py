@@ -241,22 +241,42 @@ GSM8K = _hub("gsm8k", "openai/gsm8k", "test", _gsm8k, AnswerKind.NUMBER, 1319, c
 GPQA_DIAMOND = _hub("gpqa_diamond", "Idavidrein/gpqa", "train", _gpqa, AnswerKind.CHOICE, 198, config="gpqa_diamond")
 
 
-_HMMT_2012_2023 = PublicFile(
-    "Dao-AILab/gambit-parallel-reasoning", "7d4d42f18446e0c76f77726eca060ff8d8b5b047",
-    "gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877",
+def by_authors(
+    file: PublicFile,
+    name: str,
+    num_items: int = 30,
+    answer: AnswerKind = AnswerKind.BOXED,
+    caution: str | None = None,
+) -> Benchmark:
+    """Returns a file of the public repository of the method's authors, fetched where it is not here."""
+
+    def items() -> Iterator[Item]:
+        path = local_file(name)
+        if not path.is_file():
+            file.fetch_to(path)
+        yield from _file_items(path, _plain, {})
+
+    return Benchmark(name, items, answer, num_items, caution)
+
+
+_AUTHORS = partial(PublicFile, "Dao-AILab/gambit-parallel-reasoning", "7d4d42f18446e0c76f77726eca060ff8d8b5b047")
+_PROBLEMS = "gambit/datasets"
+AUTHORS_AIME_2025 = by_authors(
+    _AUTHORS(f"{_PROBLEMS}/aime_2025.jsonl", "96d61015ffebae74f345aff8b8618bbef5ab84fb"), "authors_aime_2025"
+)
+AUTHORS_HMMT_2024 = by_authors(
+    _AUTHORS(f"{_PROBLEMS}/hmmt_2024.jsonl", "10588cfd662a40d8489b5044be59d84cd98ad8b8"), "authors_hmmt_2024"
+)
+AUTHORS_HMMT_2025 = by_authors(
+    _AUTHORS(f"{_PROBLEMS}/hmmt_2025.jsonl", "59f2e80ef0637aad882d8b087506961df361e994"), "authors_hmmt_2025"
+)
+AUTHORS_GPQA_DIAMOND = by_authors(
+    _AUTHORS(f"{_PROBLEMS}/gpqa_diamond.jsonl", "5967c4ec1695f367754f956293e5c8039082c9a3"),
+    "authors_gpqa_diamond", 198, AnswerKind.CHOICE,
 )  # fmt: skip
-
-
-def _training_problems() -> Iterator[Item]:
-    """Yields the problems that the published scorers were trained on, fetched where they are not here."""
-    path = local_file("hmmt_2012_2023")
-    if not path.is_file():
-        _HMMT_2012_2023.fetch_to(path)
-    yield from _file_items(path, _plain, {})
-
-
-HMMT_2012_2023 = Benchmark(
-    "hmmt_2012_2023", _training_problems, AnswerKind.BOXED, 357,
+HMMT_2012_2023 = by_authors(
+    _AUTHORS("gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877"),
+    "hmmt_2012_2023", 357,
     caution="the published scorers were trained on these problems: their figures on them are too good",
 )  # fmt: skip
 

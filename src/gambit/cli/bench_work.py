@@ -12,7 +12,7 @@ from typing import TypeAlias
 import typer
 from rich.table import Table
 
-from gambit.bench.datasets import Benchmark, numbers_of
+from gambit.bench.datasets import Benchmark, benchmark_for, numbers_of
 from gambit.bench.folder import (
     BenchPlan,
     add_environment,
@@ -42,6 +42,7 @@ from gambit.cli.session import (
     only_our_warnings,
     sole_writer,
     solver_maker,
+    warn_of,
 )
 from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
 from gambit.cluster.engines import EnginePool
@@ -95,9 +96,7 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     check_not_empty(recipe.bench.shard, plan.num_tasks)
-    for benchmark in benchmarks:
-        if benchmark.caution is not None and not options.quiet:
-            warn(f"{benchmark.name}: {benchmark.caution}")
+    warn_of(benchmarks, is_quiet=options.quiet)
     if options.resume:
         check_same(folder, plan)
     with sole_writer(folder, is_quiet=options.quiet), nullcontext() if options.resume else begun(folder, plan):
@@ -166,6 +165,7 @@ def _show_plan(recipe: BenchRecipe) -> int:
         "prune or share prefixes write fewer")  # fmt: skip
     for sentence in outlook(recipe, num_tokens):
         put(sentence)
+    warn_of(benchmark_for(name, recipe.bench.columns) for name in recipe.bench.benchmarks)
     for missing in recipe.lacking():
         warn(f"the run itself would be refused here: {missing}")
     return OK

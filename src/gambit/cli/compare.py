@@ -19,6 +19,9 @@ class CompareOptions(CheckedModel):
     """The options of `gambit compare` beside those of searches and engines."""
 
     minutes: float = Field(30.0, gt=0, le=100_000, description="the most time; no problem is begun that would not fit")
+    concurrency: int | None = Field(
+        None, ge=1, le=1024, description="problems at a time (default: as many as fit into the KV cache, 8 at most)"
+    )
     limit: int | None = Field(None, ge=1, le=MANY, description="first problems only")
     columns: str | None = Field(None, description="names of the file's columns, as in question=prompt")
     out: Path | None = Field(

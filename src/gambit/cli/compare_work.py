@@ -1,12 +1,15 @@
-"""The work of `gambit compare`: pairs of searches, one after the other, until the time is up."""
+"""The work of `gambit compare`: pairs of searches, some problems at a time, until the time is up."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from statistics import mean
+from threading import Event
 
 import numpy as np
 import typer
@@ -16,20 +19,24 @@ from gambit.answers import Equivalent
 from gambit.bench.datasets import Item, benchmark_for
 from gambit.cli.compare import CompareOptions
 from gambit.cli.forecast import duration
-from gambit.cli.options import read_configs
+from gambit.cli.options import given, read_configs
 from gambit.cli.progress import progress_bar
-from gambit.cli.session import check_model, loaded, only_our_warnings, sole_writer
+from gambit.cli.session import check_model, loaded, only_our_warnings, sole_writer, warn_of
 from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, put
 from gambit.config.options import SearchConfig
+from gambit.config.presets import num_fitting
 from gambit.engines.base import check_engine
 from gambit.results.result import SearchResult
 from gambit.results.vote import Ballot, VoteKind, count_votes
 from gambit.solver import Problem, Solver
+from gambit.solver.builder import LengthHistory, request_of
 from gambit.stats import FEWEST_PROBLEMS, Interval, mean_interval, resamples, supports_claim
 from gambit.storage.problems import columns_of, new_run_folder
 from gambit.storage.run_folder import check_writable
 from gambit.tree import TraceState
 from gambit.types import StopReason
+
+MOST_AT_ONCE = 8  # problems, where the user names no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +84,10 @@ class Comparison:
 def compare(model: str, file: str, options: CompareOptions, flags: Mapping[str, str | bool | None]) -> int:
     search, engine = read_configs(None, {**flags, "model": model})
     benchmark = benchmark_for(file, columns_of(options.columns))
+    warn_of([benchmark], is_quiet=options.quiet)
     items = list(benchmark.first(options.limit))
-    if benchmark.answer is not None:
-        search = search.model_copy(update={"answer": benchmark.answer})
+    # With one seed for all, the traces of all problems would share their luck.
+    search = search.model_copy(update={"own_noise": True, **given({"answer": benchmark.answer})})
     check_engine(engine)
     folder = options.out or new_run_folder()
     check_writable(folder)
@@ -94,28 +102,55 @@ def compare(model: str, file: str, options: CompareOptions, flags: Mapping[str, 
         StopSignal(lambda: None) as stop,
     ):
         begun = time.monotonic()
-        for item in items:
-            now = time.monotonic()
-            if stop() or now + (now - begun) / max(1, len(pairs)) > deadline:
-                break
-            pair = searched(solver, search, item, lambda: stop() or time.monotonic() > deadline)
-            if pair is None:
-                break
-            pairs.append(pair)
-            with (folder / "pairs.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(dataclasses.asdict(pair)) + "\n")
-            advance(len(pairs), len(items))
+        taken: list[float] = []  # seconds of each pair
+        failed = Event()
+
+        def compared(item: Item) -> Pair | None:
+            start = time.monotonic()
+            if start + mean(taken or [0.0]) > deadline:
+                return None
+            try:
+                pair = searched(solver, search, item, is_over)
+            except BaseException:
+                failed.set()
+                raise
+            taken.append(time.monotonic() - start)
+            return pair
+
+        def is_over() -> bool:
+            return stop() or failed.is_set() or time.monotonic() > deadline
+
+        at_once = options.concurrency or fitting_problems(solver, search, items)
+        with ThreadPoolExecutor(at_once, thread_name_prefix="compare") as threads:
+            for done in as_completed([threads.submit(compared, item) for item in items]):
+                if (pair := done.result()) is None:
+                    continue
+                pairs.append(pair)
+                with (folder / "pairs.jsonl").open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(dataclasses.asdict(pair)) + "\n")
+                advance(len(pairs), len(items))
         found = Comparison(tuple(pairs), time.monotonic() - begun)
     _show(found, as_json=options.as_json)
     return stop.exit_code or (OK if pairs else NO_ANSWER)
 
 
+def fitting_problems(solver: Solver, search: SearchConfig, items: Sequence[Item]) -> int:
+    """Returns how many searches the KV cache holds while their traces write the warm-up."""
+    if not items:
+        return 1
+    plan = solver.plan(request_of(items[0].question, search, None, None, None), LengthHistory(), 1)
+    room = num_fitting(solver.engine.info.kv_capacity_tokens, plan.settings.pool.warmup_tokens)
+    return min(MOST_AT_ONCE, max(1, room // plan.settings.capacity))
+
+
 def searched(solver: Solver, search: SearchConfig, item: Item, should_stop: Callable[[], bool]) -> Pair | None:
-    """Searches a problem with both methods; None if the time was up before both had ended.
+    """Searches a problem with both methods; None if the time is up before both have ended.
 
     Voting goes first, and its tokens are Gambit's budget. Where Gambit leaves some of them, voting counts as many of
     its traces, in the order of their numbers, as Gambit's tokens pay for.
     """
+    if should_stop():
+        return None
     problem = Problem(item.question, id=item.id)
     voting = search.model_copy(update={"policy": "sc"})
     sc = solver.solve(problem, voting, should_stop=should_stop)

@@ -13,7 +13,7 @@ from gambit.cli.bench import PrefixOptions
 from gambit.cli.options import given, picked
 from gambit.cli.progress import progress_bar
 from gambit.cli.scorer_work import say_refused, usual_traces_at_once
-from gambit.cli.session import check_model, only_our_warnings, sole_writer
+from gambit.cli.session import check_model, only_our_warnings, sole_writer, warn_of
 from gambit.cli.terminal import OK, StopSignal, put, say
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
@@ -41,6 +41,7 @@ def prefix_value(options: PrefixOptions, flags: Mapping[str, str | bool | None])
     engine = picked(EngineConfig, values)
     search = picked(SearchConfig, values)
     check_engine(engine)
+    warn_of([benchmark], is_quiet=quiet)
     check_model(engine.model, is_quiet=quiet, is_offline=engine.offline)
     scorers = _scorers(options.scorer, engine)
     layers = tuple(dict.fromkeys((-1, *(layer for each in scorers.values() for layer in each.info.layers))))

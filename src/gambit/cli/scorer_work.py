@@ -20,7 +20,7 @@ from gambit.chains import FAMILIES
 from gambit.cli.options import given, picked
 from gambit.cli.progress import engine_lines, progress_bar
 from gambit.cli.scorer import AUTO, NONE, CollectOptions, EvalOptions, ImportOptions, TrainOptions
-from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings, sole_writer, solver_maker
+from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings, sole_writer, solver_maker, warn_of
 from gambit.cli.terminal import OK, StopSignal, put, say, warn
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
@@ -75,8 +75,9 @@ def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     first, every = shard_of(options.shard)
     values = options.model_dump()
     benchmark = _benchmark(options)
-    if benchmark is not None and benchmark.answer is not None:
-        values["answer"] = benchmark.answer
+    if benchmark is not None:
+        warn_of([benchmark], is_quiet=options.quiet)
+        values.update(given({"answer": benchmark.answer}))
     tasks, numbers = tasks_of(options), numbers_of(options.only, "--only")
     tasks = (list(chosen(tasks, numbers, options.problems)) if numbers else tasks)[first::every]
     check_not_empty(options.shard, len(tasks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
@@ -15,6 +15,7 @@ from gambit.engines.vllm import installed
 from gambit.errors import GambitNote, GambitWarning
 
 if TYPE_CHECKING:
+    from gambit.bench.datasets import Benchmark
     from gambit.cluster.engines import EnginePool
     from gambit.cluster.plan import ClusterPlan, EngineNeeds
     from gambit.cluster.work import SolverMaker
@@ -42,6 +43,13 @@ def check_model(model: str, *, is_quiet: bool = False, is_offline: bool = False)
         say(f"{model} is not on this machine: fetching it from {files.hub_address()}")
     with only_our_warnings(is_quiet=is_quiet):
         files.check_model(model)
+
+
+def warn_of(benchmarks: Iterable[Benchmark], *, is_quiet: bool = False) -> None:
+    """Warns of benchmarks on which figures are worth less than they seem."""
+    for benchmark in benchmarks:
+        if benchmark.caution is not None and not is_quiet:
+            warn(f"{benchmark.name}: {benchmark.caution}")
 
 
 def loaded(engine: EngineConfig, loading: Loading) -> Solver:

@@ -15,7 +15,7 @@ from gambit.models.files import check_weights
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer
-from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
+from gambit.types import Aggregation, Progress, StepBatch, TraceKey, TraceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class SearchSpec:
     keeps_histories: bool = False  # scorers' memory of ended traces stays until the search is closed
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
+    aggregation: Aggregation | None = None  # of the scores by which traces are evicted; None: the scorer's
     has_verifier: bool = False  # traces are evicted by the scores of `set_scores`, not those of the engine's own scorer
 
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from gambit import events as ev
 from gambit.answers import Extractor, extractor_for
-from gambit.config.options import PresetSource, SearchConfig
+from gambit.config.options import Compat, PresetSource, SearchConfig
 from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.errors import UserError, WarnOnce
@@ -202,6 +202,7 @@ class SearchBuilder:
             keeps_histories=settings.ghost_parents,
             confidence_window=window,
             embedding_size=requirements.embedding_size,
+            aggregation=self._aggregation(config),
             has_verifier=verifier is not None,
         )
         extract = request.extractor or extractor_for(config.answer)
@@ -307,6 +308,11 @@ class SearchBuilder:
             "prompt, keeps the score it has; lower --max-new-tokens, or take a verifier with a longer context"
         ]
 
+    def _aggregation(self, config: SearchConfig) -> Aggregation:
+        """Returns how a trace's score is made of its thoughts': as the scorer says, or the authors' mean."""
+        by_authors = config.compat is Compat.AUTHORS and self._parts.verifier is None
+        return Aggregation.MEAN if by_authors else self._parts.judge.aggregation
+
     def _header(
         self,
         problem: Problem,
@@ -316,7 +322,7 @@ class SearchBuilder:
         prompt_tokens: tuple[int, ...],
     ) -> ev.RunStarted:
         """Returns the header of the log; `prompt_tokens` with the prefix that the problem's traces continue."""
-        aggregation = self._parts.judge.aggregation
+        aggregation = self._aggregation(config)
         question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
         return ev.RunStarted(
             format=ev.LOG_FORMAT,

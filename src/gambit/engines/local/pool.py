@@ -303,7 +303,8 @@ class Pool:
 
     def _score_of(self, trace: LiveTrace) -> float | None:
         """Returns the score that decides about evictions."""
-        return trace.eviction_score if trace.search.spec.has_verifier else trace.score.value(self._aggregation)
+        spec = trace.search.spec
+        return trace.eviction_score if spec.has_verifier else trace.score.value(spec.aggregation or self._aggregation)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, trace.search.num_live()[trace.spec.island])

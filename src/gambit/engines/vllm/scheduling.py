@@ -178,8 +178,8 @@ class TraceScheduling:
 
     def _score_of(self, trace: ScheduledTrace) -> float | None:
         """Returns the score that evictions go by: the verifier's, in a search that has one."""
-        has_verifier = self._table.searches[trace.key.search].spec.has_verifier
-        return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
+        spec = self._table.searches[trace.key.search].spec
+        return trace.eviction_score if spec.has_verifier else trace.score.value(spec.aggregation or self._aggregation)
 
     def _num_live(self, search: int) -> Counter[int]:
         """Counts the live traces of a search by island."""
