@@ -127,6 +127,16 @@ def test_sharing_is_that_of_all_searches_together_and_unknown_for_rows_from_befo
     assert [line[table.columns.index("sharing")] for line in table.rows] == ["–", "2.50"]
 
 
+def test_stretch_is_the_steps_by_the_longest_trace() -> None:
+    """Of 20 tokens in 60 steps: two thirds of the time it or what it came from waited."""
+    rows = two(2, (1, 1))
+    rows[2:] = [dataclasses.replace(rows[2], steps=60, total_lengths=(20, 7)),
+                dataclasses.replace(rows[3], steps=12, total_lengths=(12,))]  # fmt: skip
+    rows[:2] = [dataclasses.replace(row, total_lengths=()) for row in rows[:2]]
+    [table] = [table for table in all_tables(summary_of(rows)) if table.title == "Memory and waiting"]
+    assert [line[table.columns.index("stretch")] for line in table.rows] == ["–", "2.00"]
+
+
 def test_nothing_is_claimed_from_an_interval_without_a_width() -> None:
     summary = summary_of(two(30, (0, 30)))
     [comparison] = summary.comparisons

@@ -192,6 +192,10 @@ class Method:
     def mean_read(self, name: str) -> float | None:
         return _over(self.total(name), sum(row.read_unique > 0 for row in self.good))
 
+    def stretch(self) -> float | None:
+        found = [row.steps / max(row.total_lengths) for row in self.good if row.total_lengths]
+        return _over(sum(found), len(found))
+
     def early_ends(self) -> EarlyEnds | None:
         rows = (row for row in self.good if row.warmup_tokens)
         return EarlyEnds.of((length, row.warmup_tokens) for row in rows for length in row.total_lengths)
@@ -274,6 +278,8 @@ class Cell:
     read_total: float | None = figure(lambda m: m.mean_read("read_total"))
     read_unique: float | None = figure(lambda m: m.mean_read("read_unique"))
     sharing: float | None = figure(lambda m: _over(m.total("read_total"), m.total("read_unique")))
+    # Decode steps by the tokens of the longest completed trace: 1 where no trace has waited.
+    stretch: float | None = figure(Method.stretch)
     kv_capacity: int = figure(lambda m: max((row.kv_capacity for row in m.good), default=0))
     # Share of the thoughts that a tournament needed.
     verifier_in_time: float | None = figure(lambda m: _over(m.total("verifier_in_time"), m.total("verifier_needed")))

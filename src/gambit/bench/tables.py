@@ -150,11 +150,14 @@ TABLES: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
     (
         "Memory and waiting",
         "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
-        "trace lost its memory and waited to be recomputed; waiting is summed over traces.",
+        "trace lost its memory and waited to be recomputed; waiting is summed over traces. Stretch: decode steps by "
+        "the tokens of the longest completed trace. It is 1 where no trace has waited, and so the latency against an "
+        "ample cache, at the same speed of a step.",
         (
             _mean("peak KV tokens", "kv_peak", 0),
             ("of capacity", lambda c: _share(c.means["kv_peak"], c.kv_capacity)),
             _mean("queued", "queued", 1),
+            ("stretch", lambda c: number(c.stretch, 2)),
             _mean("steps waited", "waited_steps", 0),
             _mean("seconds waited", "waited_seconds", 1),
             _mean("evicted", "evicted", 1),
