@@ -14,7 +14,8 @@ from gambit.policies import slim_sc
 from support import ROOT
 
 PAPER = ROOT / "benchmarks" / "paper"
-CONTESTS = {"aime_2025": 30, "aime_2026": 30, "hmmt_feb_2024": 30, "hmmt_feb_2025": 30, "gpqa_diamond": 198}
+CONTESTS = {"authors_aime_2025": 30, "aime_2026": 30, "authors_hmmt_2024": 30, "authors_hmmt_2025": 30,
+            "authors_gpqa_diamond": 198}  # fmt: skip
 # searches of each recipe and seed: problems × methods
 SIZES = {
     "main_results_qwen3_4b": 318 * 7,
@@ -31,6 +32,7 @@ SIZES = {
     "hyperparameters": 30 * (1 + 3 + 2 + 2 + 1),
     "ablations": 30 * 5,
     "worked_example": 3,
+    "prefix_value": 2,
 }
 
 
@@ -65,11 +67,12 @@ def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     assert re.search(r"about [\d,.]+ hours on one H200, computed: [\d,]+ tokens at \d\d,\d00 a second", said)
     recipe = recipe_from(read_mapping(PAPER / f"{name}.yaml", "recipe"))
     planned = list(planned_searches(recipe))
-    assert {part.num_traces for part in planned} - {512} == {256} and {part.trace_tokens for part in planned} == {
-        24_000
-    }
-    alone = {"utilization", "worked_example"}
-    assert all(part.num_problems == (1 if name in alone else CONTESTS[part.benchmark]) for part in planned)
+    num_traces = 64 if name == "prefix_value" else 256
+    assert {part.num_traces for part in planned} - {512} == {num_traces} and {
+        part.trace_tokens for part in planned
+    } == {24_000}
+    alone = {"utilization": 1, "worked_example": 1, "prefix_value": 2}
+    assert all(part.num_problems == alone.get(name, CONTESTS[part.benchmark]) for part in planned)
     for variant in recipe.variants():
         config = recipe.search_config(variant, 0, {})
         assert None not in (config.temperature, config.top_p, config.top_k)
