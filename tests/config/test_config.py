@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from gambit.config.effort import Effort
 from gambit.config.options import EngineConfig, SearchConfig, build, read_config_file
 from gambit.config.presets import PAPER_MODEL, ModelDefaults, Preset, preset_for, resolve
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
+from gambit.models.files import usual_effort
 from gambit.solver.builder import LengthHistory
 
 
@@ -118,6 +120,30 @@ def test_what_cannot_branch_is_said():
     _, warnings = settle({"warmup_tokens": 500, "max_new_tokens": 500})
     assert "nothing can ever branch" in warnings[0]
     assert settle({"warmup_tokens": 500, "max_new_tokens": 500, "policy": "sc"})[1] == []
+
+
+def test_an_effort_fills_what_is_left_open():
+    low, medium = SearchConfig(effort="low"), SearchConfig(effort="medium", capacity=32)
+    assert (low.policy, low.thinking_tokens) == ("single", 4096)
+    assert (medium.policy, medium.capacity, medium.first_traces, medium.consensus_stop) == ("gambit", 32, 4, 0.8)
+    assert SearchConfig(effort="low", policy="sc", thinking_tokens=5).model_dump(exclude_unset=True) == {
+        "effort": "low", "policy": "sc", "thinking_tokens": 5
+    }  # fmt: skip
+    settings, notes = resolve(SearchConfig(effort="medium"), ModelDefaults(), 1000, is_probability=True)
+    assert (settings.num_traces, settings.first_traces, notes) == (16, 4, [])
+
+
+@pytest.mark.parametrize(
+    "given", [{"policy": "sc"}, {"capacity": 4}, {"first_traces": 4, "consensus_stop": 0.6}, {"effort": "high"}]
+)
+def test_no_effort_is_assumed_where_an_option_says_how_much_to_search(given):
+    assert SearchConfig(**given).with_usual(Effort.MEDIUM) == SearchConfig(**given)
+    assert SearchConfig(seed=4).with_usual(Effort.MEDIUM) == SearchConfig(seed=4, effort="medium")
+
+
+def test_models_that_think_have_a_medium_effort(tmp_path, tiny_folder):
+    assert usual_effort(str(tiny_folder)) is Effort.MEDIUM
+    assert usual_effort("pawn") is usual_effort(str(tmp_path)) is Effort.HIGH
 
 
 def test_more_tokens_than_the_context_has_are_cut_and_said():

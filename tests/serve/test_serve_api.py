@@ -176,6 +176,20 @@ def test_the_same_seed_gives_the_same_votes_alone_and_under_load(served, pawn_so
     assert [reply.gambit["answer"] for reply in replies[1::2]] == ["78"] * 2
 
 
+def test_the_client_names_an_effort_in_all_three_apis(pawn_solver):
+    with serving(pawn_solver, SearchConfig(seed=0)) as running:
+        client = running.client()
+        chats = [running.ask(reasoning_effort=effort) for effort in ("low", "medium")]
+        text = client.completions.create(model="pawn", prompt=EASY, extra_body={"reasoning_effort": "low"})
+        response = client.responses.create(model="pawn", input=EASY, reasoning={"effort": "low"})
+        short = running.ask(CHAIN, reasoning_effort="low", extra_body={"thinking_token_budget": 5})
+    low, medium = (reply.gambit["counts"] for reply in chats)
+    assert low["roots"] == low["completed"] == 1 and 4 <= medium["completed"] <= medium["roots"] + medium["branched"]
+    assert medium["roots"] <= 16 and text.gambit["counts"]["roots"] == response.gambit["counts"]["roots"] == 1
+    assert response.reasoning.effort == "low"
+    assert short.usage.completion_tokens_details.reasoning_tokens <= 5 + 1  # and the end of thought that it is given
+
+
 def test_without_a_seed_searches_differ(pawn_solver):
     with serving(pawn_solver, SearchConfig(capacity=4)) as served:
         seeds = {served.ask(model="pawn:single").gambit["seed"] for _ in range(3)}

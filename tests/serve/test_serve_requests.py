@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from gambit.config.effort import Effort
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.serve.http import ApiError, parse_object
@@ -118,6 +119,70 @@ def test_responses_take_a_string_or_messages(reader):
     assert reader.read(ResponseFields, {"model": "M", "input": [item]}, NOBODY).question == "a?"
 
 
+def test_an_effort_sizes_the_search_in_all_three_formats(reader):
+    open_reader = dataclasses.replace(reader, base=SearchConfig())
+    sizes = {}
+    for name in ("none", "minimal", "low", "medium", "high", "xhigh"):
+        for kind, body in (
+            (ChatFields, {"messages": QUESTION, "reasoning_effort": name}),
+            (CompletionFields, {"prompt": "a?", "reasoning_effort": name}),
+            (ResponseFields, {"input": "a?", "reasoning": {"effort": name}}),
+            (ChatFields, {"messages": QUESTION, "gambit": {"effort": name}}),
+        ):
+            config = open_reader.read(kind, {"model": "M", **body}, NOBODY).config
+            sizes.setdefault(name, set()).add(
+                (config.policy, config.capacity, config.first_traces, config.consensus_stop, config.thinking_tokens)
+            )
+        assert config.enable_thinking  # only a request's own `none` switches it off
+    low, medium, high = (
+        ("single", None, None, "off", 4096),
+        ("gambit", 16, 4, 0.8, None),
+        ("gambit", None, None, "off", None),
+    )
+    assert sizes == {"none": {low}, "minimal": {low}, "low": {low}, "medium": {medium}, "high": {high}, "xhigh": {high}}
+    assert not chat(reader, reasoning_effort="none").config.enable_thinking
+
+
+def test_an_effort_replaces_the_servers_pool_and_leaves_what_the_request_gives(reader):
+    base = SearchConfig(capacity=8, num_traces=32, policy="sc", seed=5, thinking_tokens=900, islands=2)
+    sized = dataclasses.replace(reader, base=base)
+    plain, high = chat(sized).config, chat(sized, reasoning_effort="high").config
+    assert (plain.capacity, plain.num_traces, high.capacity, high.num_traces) == (8, 32, 8, 32)
+    medium = chat(sized, reasoning_effort="medium").config
+    assert (medium.policy, medium.capacity, medium.num_traces, medium.islands, medium.seed) == ("sc", 8, None, None, 5)
+    low = chat(sized, reasoning_effort="low", thinking_token_budget=77).config
+    assert (low.policy, low.capacity, low.thinking_tokens) == ("single", None, 77)
+    assert chat(sized, reasoning_effort="medium", gambit={"capacity": 12}).config.capacity == 12
+    assert chat(sized, thinking_token_budget=50).config.thinking_tokens == 50
+
+
+def test_the_servers_effort_is_for_requests_that_name_neither_method_nor_size(reader):
+    usual = dataclasses.replace(reader, base=SearchConfig().with_usual(Effort.MEDIUM))
+    assert chat(usual).config.first_traces == 4
+    assert chat(usual, model="M:sc").config.first_traces is None
+    assert chat(usual, gambit={"capacity": 3}).config.first_traces is None
+    assert chat(usual, gambit={"vote": "majority"}).config.first_traces == 4
+    assert chat(usual, model="M:sc", reasoning_effort="medium").config.first_traces == 4
+    assert chat(usual, reasoning_effort="high").config.capacity is None
+
+
+def test_a_key_has_a_highest_effort(reader):
+    limited = ApiKey(name="a", key="a", max_effort=Effort.MEDIUM)
+    open_reader = dataclasses.replace(reader, base=SearchConfig())
+
+    def read(**fields):
+        return open_reader.read(ChatFields, {"model": "M", "messages": QUESTION, **fields}, limited)
+
+    assert read().config.capacity == read(model="M:sc").config.capacity == 16 and not read().warnings
+    capped = read(reasoning_effort="high")
+    assert capped.config.capacity == 16 and "above the highest of this key" in capped.warnings[0]
+    assert read(reasoning_effort="low").config.policy == "single"
+    assert read(gambit={"capacity": 16}).config.capacity == 16
+    for fields in ({"gambit": {"capacity": 17}}, {"gambit": {"num_traces": 17}}):
+        with pytest.raises(ApiError, match="the highest effort of this key is medium"):
+            read(**fields)
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 ASKING = {
@@ -130,7 +195,7 @@ ASKING = {
     "prompt_cache_retention": "24h", "functions": [{}], "function_call": {"name": "f"},
     "response_format": {"type": "json_object"}, "logprobs": True,
     "top_logprobs": 2, "audio": {"voice": "a"}, "modalities": ["text", "audio"], "prediction": {"type": "content"},
-    "store": True, "metadata": {"a": "b"}, "verbosity": "low", "reasoning_effort": "high", "web_search_options": {},
+    "store": True, "metadata": {"a": "b"}, "verbosity": "low", "web_search_options": {},
     "moderation": {}, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
     "include_reasoning": False, "conversation": "c", "context_management": [1], "max_tool_calls": 1,
     "previous_response_id": "r", "prompt": "p", "include": ["x"], "suffix": "s", "truncation": "auto",
@@ -224,7 +289,7 @@ def test_the_other_formats_refuse_too(reader):
     for prompt in (None, ["a", "b"], [1, 2], []):
         with pytest.raises(ApiError, match="prompt"):
             reader.read(CompletionFields, {"model": "M", "prompt": prompt}, NOBODY)
-    for name in set(UNSUPPORTED) - {"metadata", "store"}:
+    for name in set(UNSUPPORTED) - {"metadata", "store", "reasoning"}:
         with pytest.raises(ApiError, match=name):
             reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, NOBODY)
     for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):

@@ -12,7 +12,7 @@ from gambit.cli.bench import BENCHMARK
 from gambit.cli.options import FOLDER, MANY, SEARCH_PANELS, with_options
 from gambit.config.options import CheckedModel
 
-OWN = ("model", "policy", "policy_options", "budget_tokens", "budget_traces", "vote")
+OWN = ("model", "effort", "policy", "policy_options", "budget_tokens", "budget_traces", "vote")
 
 
 class CompareOptions(CheckedModel):

@@ -55,7 +55,7 @@ class Panel:
 
 SEARCH_PANELS = (
     Panel("Model", EngineConfig, ("model", "scorer", "engine", "device")),
-    Panel("Search", SearchConfig, ("policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
+    Panel("Search", SearchConfig, ("effort", "policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
                                    "temperature", "seed", "answer", "vote")),
     Panel("Limits", SearchConfig,
           ("budget_tokens", "budget_seconds", "budget_traces", "consensus_stop", "first_traces", "thinking_tokens",

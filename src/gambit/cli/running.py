@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -33,7 +34,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
 from gambit.errors import StorageError, UserError
 from gambit.events import Event
-from gambit.models.files import named_model
+from gambit.models.files import named_model, usual_effort
 from gambit.results.result import SearchResult
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
@@ -67,6 +68,7 @@ def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bo
     folder = options.out or new_run_folder()
     job = SolveJob(problems, search, engine, folder, options.concurrency, style, options.output, cluster)
     _check(job)
+    job = dataclasses.replace(job, search=search.with_usual(usual_effort(engine.model)))
     with sole_writer(folder, is_quiet=style.is_quiet):
         for each in (folder, *(folder / problem.id for problem in problems.problems if problems.is_many)):
             check_free(each)

@@ -22,7 +22,7 @@ from gambit.cluster.serving import AnySolver, ReplicaSolver
 from gambit.config.options import EngineConfig
 from gambit.engines.base import check_engine
 from gambit.errors import UserError
-from gambit.models.files import BUNDLED
+from gambit.models.files import BUNDLED, usual_effort
 from gambit.serve import server
 from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, read_keys
 from gambit.storage.run_folder import check_writable
@@ -51,6 +51,7 @@ def serve(model_tag: str | None, options: ServeOptions, flags: Mapping[str, str 
     )
     cluster = picked(ClusterPlan, flags).checked(engine)
     _check(settings, engine)
+    search = search.with_usual(usual_effort(engine.model))
     bound = server.bound_socket(settings.host, settings.port)
     scheme = "https" if settings.ssl_certfile else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

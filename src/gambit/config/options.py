@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gambit.answers import AnswerKind
+from gambit.config.effort import SIZES, Effort, filled
 from gambit.errors import UserError
 from gambit.results.vote import Consensus, VoteKind
 from gambit.types import Aggregation
@@ -85,6 +86,11 @@ class SearchConfig(CheckedModel):
     policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
     compat: Compat | None = Field(
         None, description="authors: decide, cut thoughts, vote and prompt as the authors' public code does"
+    )
+    effort: Effort | None = Field(
+        None,
+        description="low: one trace that thinks 4,096 tokens at most; medium: rounds of 4 to 16 traces; high: the full "
+        "pool; the default of solve and serve for models that think: medium, where no option says how much to search",
     )
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
@@ -173,8 +179,9 @@ class SearchConfig(CheckedModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _follows_compat(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Fills what `compat` decides; options that are given stay as they are."""
+    def _fills_open_options(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Fills what `effort` and `compat` decide; options that are given stay as they are."""
+        values = filled(values)
         if values.get("compat") != Compat.AUTHORS:
             return values
         given = {name: value for name, value in values.items() if value is not None}
@@ -195,6 +202,11 @@ class SearchConfig(CheckedModel):
     def _is_stop(cls, value: str | float) -> str | float:
         Consensus.parse(value, min_traces=1)
         return value
+
+    def with_usual(self, effort: Effort) -> SearchConfig:
+        """Returns the options with this effort, unless they say themselves how much to search."""
+        values = self.model_dump(exclude_unset=True)
+        return self if SIZES & values.keys() else SearchConfig(**values, effort=effort)
 
     @property
     def consensus(self) -> Consensus | None:

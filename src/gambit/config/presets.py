@@ -347,7 +347,8 @@ def _check(settings: SearchSettings, config: SearchConfig, context_left: int) ->
                         f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
                         "raise --capacity, or give --islands 2 or more")  # fmt: skip
     first = settings.first_traces
-    if settings.policy == "gambit" and first is not None and first * pool.islands < settings.num_traces:
+    is_asked = config.effort is None  # a medium effort begins with whole islands, however many that makes
+    if is_asked and settings.policy == "gambit" and first is not None and first * pool.islands < settings.num_traces:
         warnings.append(f"first_traces {first} is less than an island: the search begins with a whole "
                         f"one, {-(-settings.num_traces // pool.islands)} traces")  # fmt: skip
     if settings.policy == "gambit" and pool.warmup_tokens >= settings.max_new_tokens:

@@ -15,10 +15,12 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from gambit.config import registry
+from gambit.config.effort import Effort
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
 from gambit.errors import GambitWarning, UserError, first_line
 from gambit.storage.files import read_object
 from gambit.storage.identity import files_hash
+from gambit.text.boundary import THINK_END
 from gambit.types import NamedModel
 
 SCORER_FILE = "scorer.safetensors"
@@ -123,6 +125,16 @@ def defaults_of(model: str) -> ModelDefaults:
     names = ("temperature", "top_p", "top_k", "min_p") if generation.get("do_sample") else ()
     sampling = {name: value for name in names if isinstance(value := generation.get(name), int | float)}
     return ModelDefaults(preset_for(model, path.parent if path else None), sampling)
+
+
+def usual_effort(model: str) -> Effort:
+    """Returns the effort of a search that names none: medium for a model that thinks, since its traces are long.
+
+    A bundled model is small enough for its full pool.
+    """
+    path = None if named_model(model) is not None else side_file(model, "tokenizer.json")
+    thinks = path is not None and f'"{THINK_END}"' in path.read_text(encoding="utf-8", errors="replace")
+    return Effort.MEDIUM if thinks else Effort.HIGH
 
 
 def _generation(model: str) -> dict[str, object]:

@@ -128,6 +128,7 @@ class ResponseFormat:
             "output": [] if answer is None else list(_items(search, answer.choices[0])),
             "parallel_tool_calls": True,
             "previous_response_id": None,
+            "reasoning": {"effort": search.request.config.effort, "summary": None},
             "store": fields.store,
             "temperature": search.request.config.temperature,
             "text": {"format": {"type": "text"}},

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from gambit.config import registry
+from gambit.config.effort import MOST_TRACES_OF, SIZES, Effort, least, replaced_by, unfilled
 from gambit.config.options import SearchConfig, build
 from gambit.errors import UserError
 from gambit.search.choice import GROUP, check_search
@@ -33,7 +34,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     name: harmless
     for names, harmless in (
         ("guided_json guided_regex guided_choice guided_grammar prompt_cache_key prompt_cache_retention", ()),
-        ("moderation prompt reasoning_effort web_search_options conversation context_management", ()),
+        ("moderation prompt web_search_options conversation context_management", ()),
         ("max_tool_calls previous_response_id", ()),
         ("use_beam_search ignore_eos include_stop_str_in_output echo store continue_final_message logprobs", (False,)),
         ("parallel_tool_calls skip_special_tokens spaces_between_special_tokens", (True,)),
@@ -50,7 +51,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
         ("verbosity", ("medium",)),
         ("suffix", ("",)),
         ("truncation", ("disabled",)),
-        ("reasoning", ({}, {"effort": None}, {"effort": None, "summary": None})),
+        ("reasoning", ({},)),
         ("text", ({"format": PLAIN_TEXT}, {}, {"format": PLAIN_TEXT, "verbosity": "medium"})),
     )
     for name in names.split()
@@ -60,6 +61,9 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of one
 NAMED_OTHERWISE = {"seed": "seed", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
                    "max_new_tokens": "max_tokens"}  # fmt: skip
 
+# What clients call an effort, with the names of models that have more steps.
+EFFORTS = {"none": Effort.LOW, "minimal": Effort.LOW, "low": Effort.LOW, "medium": Effort.MEDIUM, "high": Effort.HIGH,
+           "xhigh": Effort.HIGH, "max": Effort.HIGH}  # fmt: skip
 FLAGS = {name for name, field in SearchConfig.model_fields.items() if field.annotation is bool}
 
 
@@ -159,6 +163,16 @@ class TemplateOptions(RequestModel):
     enable_thinking: bool = True
 
 
+EffortName = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningOptions(RequestModel):
+    """The way in which `/v1/responses` names an effort; all of the thinking is returned, never a summary."""
+
+    effort: EffortName | None = None
+    summary: None = None
+
+
 NonEmpty = Annotated[str, Field(min_length=1)]
 Length = Annotated[int, Field(ge=1)]
 User = Annotated[str, Field(max_length=MOST_USER_LENGTH)]
@@ -180,6 +194,12 @@ class SearchFields(RequestModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    reasoning_effort: EffortName | None = None
+    thinking_token_budget: Length | None = None
+
+    @property
+    def effort(self) -> EffortName | None:
+        return self.reasoning_effort
 
 
 class ChatFields(SearchFields):
@@ -206,11 +226,16 @@ class ResponseFields(SearchFields):
     )
     instructions: str | None = None
     max_output_tokens: Length | None = None
+    reasoning: ReasoningOptions = ReasoningOptions()
     background: bool = False
     store: bool = True
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
     ] = {}
+
+    @property
+    def effort(self) -> EffortName | None:
+        return self.reasoning.effort or self.reasoning_effort
 
 
 AnyRequest = ChatFields | CompletionFields | ResponseFields
@@ -345,35 +370,70 @@ class RequestReader:
                 raise bad_request(f"gambit.{name}: give it as {NAMED_OTHERWISE[name]} of the request", f"gambit.{name}")
             if isinstance(own[name], bool) and name in SearchConfig.model_fields.keys() - FLAGS:
                 raise bad_request(f"gambit.{name} = {json.dumps(own[name])}: is no flag", f"gambit.{name}")
-        policy = self._policy(request.model, own)
-        sampling, warnings = _sampling(request, policy)
-        given = {**own, **sampling, **_length(request), "policy": policy}
+        effort, warnings = self._effort(request, own, key)
+        base = self._base(effort)
+        policy = self._policy(request.model, own) or str(
+            base.get("policy", "single" if effort is Effort.LOW else "gambit")
+        )
+        sampling, found = _sampling(request, policy)
+        given = {**own, **sampling, **_limits(request), "effort": effort, "policy": policy}
         if isinstance(request, ChatFields) and request.chat_template_kwargs is not None:
             given["enable_thinking"] = request.chat_template_kwargs.enable_thinking
+        elif request.effort == "none":
+            given["enable_thinking"] = False
         given.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
-        base = self.base.model_dump(exclude_unset=True)
         if policy != self.base.policy:
             base.pop("policy_options", None)
         try:
-            config = build(SearchConfig, {**base, **given})
+            config = build(SearchConfig, {**base, **{name: each for name, each in given.items() if each is not None}})
             check_search(config)
         except UserError as error:
             name = str(error).partition(" = ")[0]
             param = f"gambit.{name}" if name in own else NAMED_OTHERWISE.get(name, "gambit")
             raise bad_request(f"gambit: {error}" if param.startswith("gambit") else str(error), param) from error
         config = config.model_copy(update=_ceilings(config, self.base, key))
-        self._check_size(config)
-        return config, warnings
+        self._check_size(config, key)
+        return config, (*warnings, *found)
 
-    def _policy(self, model: str, own: Mapping[str, object]) -> str:
+    def _effort(
+        self, request: AnyRequest, own: Mapping[str, object], key: ApiKey
+    ) -> tuple[Effort | None, tuple[str, ...]]:
+        """Returns the effort of a search, and a warning where the key allows less than was requested.
+
+        None: the server's own options, or sizes that the request gives.
+        """
+        named = own.get("effort") if request.effort is None else request.effort
+        if named is not None and str(named) not in EFFORTS:
+            raise bad_request(f"gambit.effort = {_shown(named)}: must be one of {', '.join(EFFORTS)}", "gambit.effort")
+        is_sized = bool(SIZES & own.keys()) or self._policy_of(request.model) is not None
+        wanted = EFFORTS[str(named)] if named is not None else None if is_sized else self.base.effort
+        effort = least(wanted, key.max_effort)
+        if named is None or effort is wanted:
+            return effort, ()
+        return effort, (f"the effort {named!r} is above the highest of this key: {effort} is used",)
+
+    def _base(self, effort: Effort | None) -> dict[str, object]:
+        """Returns the server's options that hold beside an effort, with its pool where that is the smaller one."""
+        values = unfilled(self.base.model_dump(exclude_unset=True))
+        found = {name: value for name, value in values.items() if name not in replaced_by(effort)}
+        if effort is Effort.MEDIUM and "capacity" in values:
+            found["capacity"] = min(self.capacity_of(self.base), MOST_TRACES_OF[effort])
+        return found
+
+    def _policy(self, model: str, own: Mapping[str, object]) -> str | None:
+        """Returns the policy that a request names; None where it leaves that to the server."""
         by_id, by_option = self._policy_of(model), own.get("policy")
         if by_id is not None and by_option not in (None, by_id):
             raise bad_request(f"the model {model!r} names the policy {by_id!r}, gambit.policy {by_option!r}: "
                               "leave one out", "gambit.policy")  # fmt: skip
-        return by_id or (self.base.policy if by_option is None else str(by_option))
+        return by_id or (None if by_option is None else str(by_option))
 
-    def _check_size(self, config: SearchConfig) -> None:
+    def _check_size(self, config: SearchConfig, key: ApiKey) -> None:
         capacity = self.capacity_of(config)
+        most = MOST_TRACES_OF.get(key.max_effort) if key.max_effort else None
+        if most is not None and max(capacity, config.num_traces or 0) > most:
+            raise bad_request(f"capacity {capacity}: the highest effort of this key is {key.max_effort}, at most "
+                              f"{most} traces", "gambit.capacity")  # fmt: skip
         if capacity > self.max_traces:
             raise bad_request(f"capacity {capacity}: this server runs at most {self.max_traces} traces at a time "
                               "(--max-traces)", "gambit.capacity")  # fmt: skip
@@ -393,12 +453,13 @@ def _sampling(request: AnyRequest, policy: str) -> tuple[dict[str, object], tupl
                    "use the model id that ends in :single for greedy decoding",)  # fmt: skip
 
 
-def _length(request: AnyRequest) -> dict[str, object]:
-    """Returns the most tokens of a trace as an option."""
+def _limits(request: AnyRequest) -> dict[str, object]:
+    """Returns the most tokens of a trace, and of its thinking, as options."""
     given = {name: length for name in LENGTHS if (length := getattr(request, name, None)) is not None}
     if len(set(given.values())) > 1:
         raise bad_request(f"{' and '.join(given)} differ: give one of them", next(iter(given)))
-    return {"max_new_tokens": next(iter(given.values()))} if given else {}
+    found = {"max_new_tokens": next(iter(given.values()), None), "thinking_tokens": request.thinking_token_budget}
+    return {name: most for name, most in found.items() if most is not None}
 
 
 def _ceilings(config: SearchConfig, base: SearchConfig, key: ApiKey) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from gambit.config.effort import Effort
 from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
 from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
@@ -36,6 +37,7 @@ class ApiKey(CheckedModel):
     max_waiting: Count | None = None  # searches in the queue
     budget_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)] | None = None  # of one search
     budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = None  # of one search
+    max_effort: Effort | None = None  # the highest; its limit on traces holds for explicit sizes too
 
 
 NOBODY = ApiKey.model_construct(name="nobody", digest=b"")  # stands for clients where no key is needed
