@@ -2,6 +2,8 @@
 
 python scripts/vllm_names.py                                          # renew the table
 python scripts/vllm_names.py --version 0.27.0 --source site-packages/vllm     # check a version; nothing is imported
+
+A version that is not in the list is compared with the newest that is.
 """
 
 from __future__ import annotations
@@ -22,21 +24,33 @@ from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use  # 
 PAGE = ROOT / "docs" / "vllm-internals.md"
 BEGIN, END = "<!-- vllm-names: begin -->", "<!-- vllm-names: end -->"
 COMPAT = ROOT / "src" / "gambit" / "engines" / "vllm" / "compat"
+# Files that are not imported where a version of vLLM was not tried and nothing else wants them.
+OPTIONAL = {"fast_decode": "short cuts", "forest": "forest attention", "pooling": "verifiers on vLLM"}
 
 
 # -- the list against vLLM's source ---------------------------------------------------------------------------------
 
 
 def wrong_names(source: Path, version: str) -> list[str]:
-    """Names that a version should have and has not, or the other way round. `source`: the folder of `vllm`."""
-    found = []
+    """Names that a version should have and has not, or the other way round, with the files of `compat` that use them.
+
+    `source`: the folder of `vllm`.
+    """
+    found, listed = [], version if version in VERSIONS else VERSIONS[-1]
     for touched in TOUCHED:
         defined = _defined(source, touched.module, touched.owner)
         for name in sorted({name for name, _ in touched.uses()}):
-            if (name in defined) != (version in touched.versions(name)):
+            if (name in defined) != (listed in touched.versions(name)):
                 verb = "is not" if name not in defined else "is, unlisted,"
-                found.append(f"{touched.module}.{touched.owner}.{name} {verb} in vLLM {version}")
+                place = ".".join(filter(None, (touched.module, touched.owner, name)))
+                found.append(f"{place} {verb} in vLLM {version} ({_needed_for(name)})")
     return found
+
+
+def _needed_for(name: str) -> str:
+    """Returns the purposes of a name; without those of OPTIONAL Gambit still runs, in vLLM's own way."""
+    files = [file for file in COMPAT.glob("*.py") if file.stem != "names" and name in used_names([file])]
+    return ", ".join(sorted({OPTIONAL.get(file.stem, "needed everywhere") for file in files})) or "listed only"
 
 
 @functools.cache
@@ -171,7 +185,7 @@ def renewed(page: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", choices=VERSIONS)
+    parser.add_argument("--version", default=VERSIONS[-1])
     parser.add_argument("--source", type=Path, help="the folder `vllm` of that version")
     args = parser.parse_args()
     if args.source:

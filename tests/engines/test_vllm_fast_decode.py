@@ -147,9 +147,9 @@ def token_of(name, length):
 
 
 def with_fast_decode(scheduler):
-    from gambit.engines.vllm.compat.fast_decode import FastDecode, is_possible
+    from gambit.engines.vllm.compat.fast_decode import FastDecode, why_not
 
-    assert is_possible(scheduler, BLOCK)
+    assert why_not(scheduler, BLOCK) is None
     fast, free = FastDecode(scheduler, BLOCK), scheduler._free_request
 
     def free_and_forget(request, *args, **kwargs):
@@ -203,12 +203,12 @@ def test_the_comparison_sees_every_field(model):
 
 
 def test_what_is_more_than_plain_decoding_goes_vllms_own_way(model):
-    from gambit.engines.vllm.compat.fast_decode import is_possible
+    from gambit.engines.vllm.compat.fast_decode import why_not
 
     scheduler = make_scheduler(model, False, ROOMY, 64)
-    assert is_possible(scheduler, BLOCK) and not is_possible(scheduler, 2 * BLOCK)
+    assert why_not(scheduler, BLOCK) is None and "blocks of another size" in why_not(scheduler, 2 * BLOCK)
     scheduler.num_lookahead_tokens = 1
-    assert not is_possible(scheduler, BLOCK)
+    assert "num_lookahead_tokens" in why_not(scheduler, BLOCK)
 
 
 # -- in an engine ------------------------------------------------------------------------------------------------

@@ -49,7 +49,14 @@ def defined_here():
 
 OURS = set(defined_here())
 OF_LIBRARIES = {name for library in LIBRARIES for name in dir(library)}
-OF_OTHERS = {"num_hidden_layers", "architectures", "auto_map", "pooling", "gambit_forest"}  # transformers' and ours
+OF_OTHERS = {
+    "num_hidden_layers",
+    "architectures",
+    "auto_map",
+    "pooling",
+    "gambit_forest",
+    "auto",
+}  # transformers' and ours
 
 
 def attributes(files):
@@ -94,6 +101,25 @@ def test_the_scan_finds_what_it_is_for(tmp_path):
         "Request": {"imported"}, "running": {"read", "set"}, "call_me": {"called"}, "hidden": {"read"},
         "schedule": {"overridden"},
     }  # fmt: skip
+
+
+def test_what_only_short_cuts_and_forest_attention_need_is_not_imported_without_them():
+    """A version that was not tried may lack such a name."""
+    for file in COMPAT:
+        if file.stem in vllm_names.OPTIONAL:
+            continue
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                imported = {node.module.rpartition(".")[2], *(alias.name for alias in node.names)}
+                assert not imported & vllm_names.OPTIONAL.keys(), f"{file.name} imports them whenever it is imported"
+
+
+def test_a_name_that_moved_is_listed_with_what_needs_it(tmp_path):
+    moved = {line.partition(" is not in vLLM 9.9 ")[::2] for line in vllm_names.wrong_names(tmp_path, "9.9")}
+    assert ("vllm.v1.request.Request.num_in_flight_tokens", "(short cuts)") in moved
+    assert ("vllm.v1.request.Request.priority", "(needed everywhere)") in moved
+    assert ("vllm.config.compilation.CUDAGraphMode.FULL", "(forest attention)") in moved
+    assert not any("async_tokens_to_discard" in name for name, _ in moved), "not in the newest listed version either"
 
 
 INSTALLED = (installed() or (None,))[0]

@@ -144,10 +144,12 @@ ENGINES: dict[str, Callable[..., Engine]] = {
     "local": start_local,
     "vllm": start_vllm,
     "vllm-async": functools.partial(start_vllm, async_scheduling=True),
+    # As a version of vLLM that was not tried: no plain decode is planned here, and no branch copies blocks.
+    "vllm-plain": functools.partial(start_vllm, async_scheduling=True, short_cuts=False),
 }
 # Asynchronous scheduling decides a step ahead: a token that is on its way when its trace loses its room is lost or
 # late, and a trace is admitted a step before its first token comes.
-LAG = {"vllm-async": 1}
+LAG = {"vllm-async": 1, "vllm-plain": 1}
 
 
 def spec(trace: int, *, search: int = 1, sampling: Sampling = SAMPLED, tokens: int = 60, on_pressure=GHOST, **more):

@@ -35,4 +35,5 @@ def note_on(found: str, device: str) -> str | None:
 
 def description(found: str, device: str) -> str:
     """Returns one line for `gambit doctor`."""
-    return f"{note_on(found, device) or f'vLLM {found} ({device}), a tested version'}. {INTERNALS}"
+    tested = f"vLLM {found} ({device}), a tested version, with Gambit's short cuts for decode steps and branches"
+    return f"{note_on(found, device) or tested}. {INTERNALS}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.messages import CloseSearch, Regroup, SetScores, StepReport, TraceTask
-from gambit.errors import EngineError, first_line
+from gambit.errors import EngineError, GambitNote, first_line
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import THINKING, advance, boundaries
 from gambit.text.tokenizers import Tokenizer
@@ -118,6 +119,7 @@ class VllmEngine:
         self._dropped: list[str] = []  # requests whose aborts are still to be sent
         self._num_requests = 0
         self._num_stuck = 0
+        self._has_noted = False  # that short cuts are not taken
         self._held: StepReport | None = None  # fetched, not yet read
         self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came in the same report
         self._failure: EngineError | None = None
@@ -299,6 +301,11 @@ class VllmEngine:
             pass
         if report.failure is not None:
             self._fail(EngineError(report.failure))
+        if report.why_plain is not None and not self._has_noted:
+            self._has_noted = True
+            warnings.warn(
+                f"decode steps and branches take vLLM's own path: {report.why_plain}", GambitNote, stacklevel=2
+            )
         self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0
         if self._num_stuck > _STUCK_STEPS:
             raise EngineError(f"a KV budget of {self.info.kv_capacity_tokens} tokens cannot hold a waiting trace: "

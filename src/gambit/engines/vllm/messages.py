@@ -52,7 +52,7 @@ class GambitConfig:
     scorer: Scorer
     exact_noise: bool
     kv_budget_tokens: int | None
-    fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
+    short_cuts: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
     attention: DecodeAttention = DecodeAttention.STOCK
 
@@ -191,6 +191,7 @@ class StepReport:
     searches: dict[int, SearchStep] = field(default_factory=dict)
     stopped_thinking: list[str] = field(default_factory=list)  # requests
     failure: str | None = None
+    why_plain: str | None = None  # the reason for which short cuts that were wanted are not taken
     mismatches: int = 0  # self-check: rows whose state does not make the token that was sampled
     checked: int = 0
     num_running: int = 0

@@ -77,7 +77,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         scorer,
         exact_noise=own["exact_noise"] is not False,
         kv_budget_tokens=config.kv_budget_tokens,
-        fast_path=is_tested if own["short_cuts"] is None else bool(own["short_cuts"]),
+        short_cuts=is_tested if own["short_cuts"] is None else bool(own["short_cuts"]),
         fused_scorer=not is_cpu if own["fused_scorer"] is None else bool(own["fused_scorer"]),
         attention=_attention(own["attention"], config.engine_options, is_tested=is_tested),
     )

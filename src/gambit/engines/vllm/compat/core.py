@@ -176,12 +176,18 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
+_RETENTION = "prefix_cache_retention_interval"
+
+
 def make_config(options: Mapping[str, Any]) -> Any:
     """Returns the config of an engine that is about to be started; raises for options that vLLM refuses."""
     # As vLLM's own offline class: its defaults for other uses are 128 sequences and 2,048 tokens a step.
     config = EngineArgs(**options).create_engine_config(UsageContext.LLM_CLASS)
     if options.get("async_scheduling"):
         config.scheduler_config.async_scheduling = True  # vLLM switches it off on a CPU
+    # Newer versions keep blocks of sliding windows and recurrent states at ends of prompts alone. Branches are anywhere.
+    if hasattr(config.cache_config, "prefix_cache_retention_interval") and _RETENTION not in options:
+        config.cache_config.prefix_cache_retention_interval = None
     if (budget := config.additional_config.kv_budget_tokens) is not None:
         # vLLM refuses to start with a cache below one whole context; the scheduler holds back what is over the budget.
         tokens = max(budget, config.model_config.max_model_len)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from itertools import chain
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
+from gambit.engines.vllm.compat.blocks import blocks_from, only_grow
 from gambit.engines.vllm.messages import unpacked
 
-NO_TOKEN = -1
 RUNNING = RequestStatus.RUNNING
+MOST_BLOCKS = 2  # copied for a branch: the one being filled, and one that was filled too late to be in the cache
 # Features with which a step does more than add one token to a request.
 _MORE_THAN_DECODING = (
     "connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "num_lookahead_tokens",
@@ -38,22 +37,13 @@ class _Decoding(NamedTuple):
     limit: int  # this many tokens end it
 
 
-def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
-    """Returns a request's blocks without the first `start`."""
-    groups = scheduler.kv_cache_manager.coordinator.get_blocks(request_id)
-    return [block.block_id for block in (groups[0] if len(groups) == 1 else [*chain(*groups)])[start:]]
-
-
-def blocks_only_grow(scheduler: Any) -> bool:
-    """Returns True if running requests keep their blocks and append new ones; a sliding window frees some."""
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
-
-
-def is_possible(scheduler: Any, block_tokens: int) -> bool:
-    """Returns True if a step adds at most one token to a plain request, and its blocks only grow."""
-    does_more = any(getattr(scheduler, name, None) for name in _MORE_THAN_DECODING)
-    return not does_more and blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
+def why_not(scheduler: Any, block_tokens: int) -> str | None:
+    """Returns None if a step adds at most one token to a plain request, and its blocks only grow; else the reason."""
+    if (name := next((name for name in _MORE_THAN_DECODING if getattr(scheduler, name, None)), None)) is not None:
+        return "the engine serves adapters" if name == "lora_config" else f"vLLM uses {name}"
+    if not only_grow(scheduler):
+        return "the model has layers with a sliding window or a recurrent state"
+    return None if scheduler.block_size == block_tokens else "the scheduler counts in blocks of another size"
 
 
 def _touches_blocks(computed: int, length: int, block_tokens: int) -> bool:
@@ -216,13 +206,13 @@ class FastDecode:
 
     # -- booking a step's tokens -------------------------------------------------------------------------------
 
-    def book(self, scheduled: Any, output: Any) -> tuple[dict[str, int], Any]:
+    def book(self, scheduled: Any, output: Any) -> tuple[dict[str, int | None], Any]:
         """Appends the tokens of plain decodes to their requests.
 
-        Returns the token of each scheduled request, NO_TOKEN for those left to vLLM, and the part of `scheduled` that
-        is left to it.
+        Returns the token of each scheduled request, None for those left to vLLM, and the part of `scheduled` that is
+        left to it.
         """
-        tokens: dict[str, int] = {}
+        tokens: dict[str, int | None] = {}
         rest: dict[str, int] = {}
         sampled, row_of = output.sampled_token_ids, output.req_id_to_index
         block_tokens, is_async, decoding = self._block_tokens, self._is_async, self._decoding
@@ -250,7 +240,7 @@ class FastDecode:
                     elif is_async and length % block_tokens == 1:
                         cache(request, request.num_computed_tokens - request.num_output_placeholders)
                     continue
-            tokens[request_id] = NO_TOKEN
+            tokens[request_id] = None
             rest[request_id] = count
         left = copy(scheduled)
         left.num_scheduled_tokens = rest
@@ -270,43 +260,40 @@ class FastDecode:
 
         manager.allocate_slots = allocate
 
+    # -- copies of prefixes ------------------------------------------------------------------------------------
 
-# -- copies of prefixes ----------------------------------------------------------------------------------------------
-#
-# vLLM shares full blocks only: a branch would compute up to a block of tokens once more. A step in which some request
-# computes several tokens is slower for all, since vLLM's CUDA graph of a whole step is for one token each.
+    def copy_prefixes(self, output: Any) -> list[tuple[int, int]]:
+        """Shortens what is planned for branches to their last token; returns the blocks to copy before, from and to.
 
-
-MOST_BLOCKS = 2  # of a branch: the one being filled, and one that was filled too late to be in the cache
-
-
-def copy_prefixes(scheduler: Any, output: Any, block_tokens: int) -> list[tuple[int, int]]:
-    """Shortens what is planned for branches to their last token; returns the blocks to copy before, from and to.
-
-    vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
-    """
-    if getattr(output, "new_block_ids_to_zero", None):  # vLLM wipes these after the copies
-        return []
-    copies: list[tuple[int, int]] = []
-    planned = dict(output.num_scheduled_tokens) if output.scheduled_new_reqs else {}
-    for new in output.scheduled_new_reqs:
-        child, count = scheduler.requests[new.req_id], planned[new.req_id]
-        task = unpacked(child.sampling_params.extra_args)
-        parent = None if task.spec.given else scheduler.requests.get(task.parent)  # given tokens are not the parent's
-        # Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too.
-        is_complete = child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens
-        if not 1 < count <= MOST_BLOCKS * block_tokens or not is_complete or parent is None:
-            continue
-        last = child.num_tokens - 1
-        # Tokens of the parent that are still under way are computed before the blocks are copied.
-        num_computed = parent.num_computed_tokens - planned.get(parent.request_id, 0)
-        if num_computed < last or parent.status is not RUNNING:
-            continue
-        first = new.num_computed_tokens // block_tokens
-        own = new.block_ids[0][first : last // block_tokens + 1]
-        # The parent may lack the last one, where it holds nothing but the token that is computed now.
-        copies += zip(blocks_from(scheduler, parent.request_id, first), own, strict=False)
-        new.num_computed_tokens = last
-        output.num_scheduled_tokens[new.req_id] = 1
-        output.total_num_scheduled_tokens -= count - 1
-    return copies
+        vLLM shares full blocks only: a branch would compute up to a block of tokens once more. A step in which some
+        request computes several tokens is slower for all, since vLLM's CUDA graph of a whole step is for one token each.
+        vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
+        """
+        if getattr(output, "new_block_ids_to_zero", None):  # vLLM wipes these after the copies
+            return []
+        scheduler, block_tokens = self._scheduler, self._block_tokens
+        copies: list[tuple[int, int]] = []
+        planned = dict(output.num_scheduled_tokens) if output.scheduled_new_reqs else {}
+        for new in output.scheduled_new_reqs:
+            child, count = scheduler.requests[new.req_id], planned[new.req_id]
+            task = unpacked(child.sampling_params.extra_args)
+            parent = (
+                None if task.spec.given else scheduler.requests.get(task.parent)
+            )  # given tokens are not the parent's
+            # Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too.
+            is_complete = child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens
+            if not 1 < count <= MOST_BLOCKS * block_tokens or not is_complete or parent is None:
+                continue
+            last = child.num_tokens - 1
+            # Tokens of the parent that are still under way are computed before the blocks are copied.
+            num_computed = parent.num_computed_tokens - planned.get(parent.request_id, 0)
+            if num_computed < last or parent.status is not RUNNING:
+                continue
+            first = new.num_computed_tokens // block_tokens
+            own = new.block_ids[0][first : last // block_tokens + 1]
+            # The parent may lack the last one, where it holds nothing but the token that is computed now.
+            copies += zip(blocks_from(scheduler, parent.request_id, first), own, strict=False)
+            new.num_computed_tokens = last
+            output.num_scheduled_tokens[new.req_id] = 1
+            output.total_num_scheduled_tokens -= count - 1
+        return copies

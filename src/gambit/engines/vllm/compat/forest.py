@@ -10,7 +10,6 @@ import torch
 import vllm.v1.attention.backends.fa_utils as fa_utils  # its functions are not there in a build for CPUs
 from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 from vllm.v1.attention.backends.flash_attn import (
@@ -41,6 +40,7 @@ from gambit.errors import EngineError
 HOPPER = 90
 FLASH_ATTENTION = 3  # the version whose tiles the plan is made for
 HEAD_SIZES = (32, 64, 128, 256)
+UNQUANTISED = ("auto", "bfloat16", "float16")  # types of the KV cache
 BACKEND = f"{__name__}.ForestBackend"
 _PLAN = "gambit_forest"  # the attribute that Gambit adds to a step's attention metadata
 
@@ -157,7 +157,7 @@ class ForestImpl(FlashAttentionImpl):
             and self.sinks is None
             and self.head_size in HEAD_SIZES
             and self.attn_type == AttentionType.DECODER
-            and not is_quantized_kv_cache(self.kv_cache_dtype)
+            and self.kv_cache_dtype in UNQUANTISED
             and self.vllm_flash_attn_version == FLASH_ATTENTION
         )
 

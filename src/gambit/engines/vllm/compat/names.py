@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-VERSIONS = ("0.25.1", "0.27.0", "0.32.0")
+VERSIONS = ("0.25.1", "0.27.0", "0.32.0", "0.33.0")
 # Names that not every version has; the code that uses them checks for them first.
 ONLY_IN = {
     "Request.async_tokens_to_discard": ("0.25.1",),
-    "Request.num_in_flight_tokens": ("0.27.0", "0.32.0"),
-    "Request.num_stale_output_tokens": ("0.27.0", "0.32.0"),
-    "Scheduler.aux_output_connector": ("0.32.0",),
+    "CacheConfig.prefix_cache_retention_interval": ("0.32.0", "0.33.0"),
+    "Request.num_in_flight_tokens": ("0.27.0", "0.32.0", "0.33.0"),
+    "Request.num_stale_output_tokens": ("0.27.0", "0.32.0", "0.33.0"),
+    "Scheduler.aux_output_connector": ("0.32.0", "0.33.0"),
     "Scheduler.enable_return_routed_experts": ("0.25.1", "0.27.0"),
-    "Scheduler.max_num_active_reqs": ("0.32.0",),
-    "SingleTypeKVCacheManager._record_new_block_ids": ("0.27.0", "0.32.0"),
+    "Scheduler.max_num_active_reqs": ("0.32.0", "0.33.0"),
+    "SingleTypeKVCacheManager._record_new_block_ids": ("0.27.0", "0.32.0", "0.33.0"),
 }
 
 
@@ -49,6 +50,7 @@ class Touched:
                 yield name, use
 
     def versions(self, name: str) -> tuple[str, ...]:
+        """Returns the versions that have a name; one that is not listed is taken to be like the newest."""
         return ONLY_IN.get(f"{self.owner}.{name}", VERSIONS)
 
 
@@ -75,7 +77,7 @@ TOUCHED = (
     Touched("vllm.model_executor.models.registry", "_ModelRegistry", called="register_model", read="models"),
     Touched("vllm.model_executor.models.registry", "_BaseRegisteredModel", called="load_model_cls"),
     Touched("vllm.triton_utils", imported="HAS_TRITON tl triton"),
-    Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor is_quantized_kv_cache"),
+    Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor"),
     Touched(
         "vllm.config.vllm", "VllmConfig",
         read="additional_config cache_config compilation_config device_config model_config scheduler_config "
@@ -84,7 +86,8 @@ TOUCHED = (
     ),
     Touched(
         "vllm.config.cache", "CacheConfig",
-        read="block_size enable_prefix_caching num_gpu_blocks", set="num_gpu_blocks_override",
+        read="block_size enable_prefix_caching num_gpu_blocks prefix_cache_retention_interval",
+        set="num_gpu_blocks_override prefix_cache_retention_interval",
     ),
     Touched("vllm.config", imported="PoolerConfig"),
     Touched("vllm.config.device", "DeviceConfig", read="device_type"),

@@ -13,15 +13,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
+from gambit.engines.vllm.compat.blocks import blocks_from, only_grow
 from gambit.engines.vllm.compat.core import ignore_interrupts, join_front, num_blocks
-from gambit.engines.vllm.compat.fast_decode import (
-    NO_TOKEN,
-    FastDecode,
-    blocks_from,
-    blocks_only_grow,
-    copy_prefixes,
-    is_possible,
-)
 from gambit.engines.vllm.messages import (
     DecodeAttention,
     GambitConfig,
@@ -57,9 +50,9 @@ class _GambitScheduling:
         self._num_blocks = num_blocks(self.vllm_config)
         if (surplus := self._num_free_blocks() - self._num_blocks) > 0:
             self.kv_cache_manager.block_pool.get_new_blocks(surplus)  # over the budget: never given to a request
-        self._blocks_only_grow = blocks_only_grow(self)
-        is_fast = config.fast_path and is_possible(self, self._block_tokens)
-        self._fast_decode = FastDecode(self, self._block_tokens) if is_fast else None
+        self._blocks_only_grow = only_grow(self)
+        self._fast_decode: Any = None
+        self._why_plain = self._take_short_cuts() if config.short_cuts else None
         self._traces = TraceScheduling(
             config.scorer, self._num_blocks, self._block_tokens, is_async=isinstance(self, AsyncScheduler)
         )
@@ -68,6 +61,15 @@ class _GambitScheduling:
         self._is_ranked = False  # this step may have victims
         self._in_schedule = False
         self._only_decodes = False  # the last step: one token for every running request, no prompt is left
+
+    def _take_short_cuts(self) -> str | None:
+        """Has plain decodes planned and booked here, if they can be; else returns the reason."""
+        from gambit.engines.vllm.compat import fast_decode  # here: a version that was not tried needs none of its names
+
+        reason = fast_decode.why_not(self, self._block_tokens)
+        if reason is None:
+            self._fast_decode = fast_decode.FastDecode(self, self._block_tokens)
+        return reason
 
     # -- requests come and go ----------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class _GambitScheduling:
         """Attaches to vLLM's plan what the workers need beside it; notes which traces were admitted."""
         copies: list[tuple[int, int]] = []
         if self._fast_decode is not None:
-            copies = copy_prefixes(self, output, self._block_tokens)
+            copies = self._fast_decode.copy_prefixes(output)
         sharing = None
         if self._measures_sharing:
             lengths = [request.num_computed_tokens for request in self.running]
@@ -171,6 +173,7 @@ class _GambitScheduling:
             # A step that is already under way computes one more token of each, which is dropped.
             self.finish_requests(stopped, RequestStatus.FINISHED_ABORTED)
         self._traces.forget_freed()
+        report.why_plain = self._why_plain
         report.num_running = len(self.running)
         report.num_waiting = int(self.get_num_unfinished_requests()) - report.num_running
         report.kv_used_blocks = self._num_used_blocks()
@@ -188,7 +191,7 @@ class _GambitScheduling:
         outputs = by_client[0].outputs if 0 in by_client else []
         tokens |= {each.request_id: each.new_token_ids[0] for each in outputs if each.new_token_ids}
         for request_id in left.num_scheduled_tokens:
-            if tokens.get(request_id) == NO_TOKEN:
+            if request_id in tokens and tokens[request_id] is None:
                 del tokens[request_id]
         return tokens, outputs
 

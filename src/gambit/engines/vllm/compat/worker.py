@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from gambit.engines.sampling import token_confidence
-from gambit.engines.vllm.compat import forest, model_runner
+from gambit.engines.vllm.compat import model_runner
 from gambit.engines.vllm.compat.core import join_front, num_layers
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, ThoughtRows, WorkerStep, attached, unpacked
 from gambit.engines.vllm.scoring import DeviceValues, RowSampling, RowScoring
@@ -43,7 +43,10 @@ class GambitWorker(Worker):
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         join_front()
         config: GambitConfig = self.vllm_config.additional_config
-        if config.attention is not DecodeAttention.STOCK:
+        self._has_forest = config.attention is not DecodeAttention.STOCK
+        if self._has_forest:
+            from gambit.engines.vllm.compat import forest  # here: a version that was not tried needs none of its names
+
             forest.register()
         result = super().load_model(*args, **kwargs)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
@@ -51,7 +54,7 @@ class GambitWorker(Worker):
         self._scoring = RowScoring(config.scorer, num_layers(self.vllm_config), self.device, most_rows)
         if self._scoring.layers.inner:
             model_runner.request_layers(self.model_runner, self._scoring.layers.inner)
-        self._forest: forest.ForestSwitch | None = None
+        self._forest: Any = None
         self._exact_noise = config.exact_noise
         self._sampling = RowSampling(self.device)
         self._thoughts: ThoughtRows | None = None  # of the step under way
@@ -68,7 +71,9 @@ class GambitWorker(Worker):
         if config.fused_scorer:
             # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
             self._scoring.fuse(like)
-        if config.attention is not DecodeAttention.STOCK:
+        if self._has_forest:
+            from gambit.engines.vllm.compat import forest
+
             self._forest = forest.ForestSwitch(self.model_runner, config.attention)
             self._forest.check()
         result = super().compile_or_warm_up_model(*args, **kwargs)
