@@ -185,7 +185,7 @@ def make_config(options: Mapping[str, Any]) -> Any:
     config = EngineArgs(**options).create_engine_config(UsageContext.LLM_CLASS)
     if options.get("async_scheduling"):
         config.scheduler_config.async_scheduling = True  # vLLM switches it off on a CPU
-    # Newer versions keep blocks of sliding windows and recurrent states at ends of prompts alone. Branches are anywhere.
+    # Newer versions keep blocks of sliding windows and states at ends of prompts alone. Branches are anywhere.
     if hasattr(config.cache_config, "prefix_cache_retention_interval") and _RETENTION not in options:
         config.cache_config.prefix_cache_retention_interval = None
     if (budget := config.additional_config.kv_budget_tokens) is not None:

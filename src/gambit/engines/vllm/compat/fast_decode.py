@@ -266,7 +266,7 @@ class FastDecode:
         """Shortens what is planned for branches to their last token; returns the blocks to copy before, from and to.
 
         vLLM shares full blocks only: a branch would compute up to a block of tokens once more. A step in which some
-        request computes several tokens is slower for all, since vLLM's CUDA graph of a whole step is for one token each.
+        request computes several tokens is slower for all: vLLM's CUDA graph of a whole step is for one token each.
         vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
         """
         if getattr(output, "new_block_ids_to_zero", None):  # vLLM wipes these after the copies
