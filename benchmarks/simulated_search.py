@@ -33,7 +33,7 @@ from gambit.answers import Grader
 from gambit.results.vote import pools_of
 from gambit.stats import log_odds, mean_interval, resamples
 from gambit.training.dataset import Dataset
-from gambit.training.verifier.passages import ReadTraces, load_passages, read_traces
+from gambit.training.verifier.batches import ReadTraces, load_passages, read_traces
 from gambit.verifiers.lora_folder import read_info
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a trace's tokens

@@ -169,8 +169,8 @@ class Trainer:
     def __init__(self, model: Path, data: Path, scale: Scale) -> None:
         import torch
 
+        from gambit.training.verifier.batches import load_passages
         from gambit.training.verifier.kernels import flash_works, use_packing
-        from gambit.training.verifier.passages import load_passages
         from gambit.training.verifier.recipe import VerifierRecipe
         from gambit.training.verifier.train import MasterWeights
         from gambit.verifiers.lora import LoraVerifier, info_for

@@ -83,7 +83,7 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
     )
 
     from gambit.scorers.checkpoint import load_checkpoint
-    from gambit.training.judging import report_json
+    from gambit.training.evaluate import report_json
 
     plan = replace(TINY_SCORERS if options.tiny else ScorerPlan(), seed=options.seed)
     run, began = read_run(options.out), time.monotonic()

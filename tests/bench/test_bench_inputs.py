@@ -17,7 +17,6 @@ from gambit.answers import AnswerKind, Grader, extractor_for
 from gambit.bench import datasets
 from gambit.bench.datasets import Benchmark, Item, benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
-from gambit.bench.public_file import PublicFile
 from gambit.bench.recipe import BenchRecipe, recipe_from, with_methods
 from gambit.chains import HOW_TO_WRITE, generate
 from gambit.cli.app import app
@@ -223,10 +222,10 @@ def test_the_authors_problems_are_fetched_once_and_recognised_by_their_hash(
 ) -> None:
     address, files = git_host
     blob = hashlib.sha1(b"blob %d\0%b" % (len(LINES), LINES)).hexdigest()
-    public = PublicFile("org/repo", "c" * 40, "a/b.jsonl", blob, address)
+    source = {"repository": "org/repo", "commit": "c" * 40, "address": address}
     monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    benchmark = datasets.by_authors(public, "theirs", 2)
+    benchmark = datasets.by_authors("a/b.jsonl", blob, "theirs", 2, source=source)
     place = tmp_path / "theirs.jsonl"
     with pytest.raises(UserError, match=f"HF_HUB_OFFLINE is set.*put the file at {place}"):
         list(benchmark.items())
@@ -235,7 +234,7 @@ def test_the_authors_problems_are_fetched_once_and_recognised_by_their_hash(
         list(benchmark.items())
     path = "/org/repo/" + "c" * 40 + "/a/b.jsonl"
     files[path] = LINES.replace(b"4", b"5")
-    with pytest.raises(UserError, match=f"its hash is .*, not {blob[:12]}…: it was changed"):
+    with pytest.raises(UserError, match=f"the hash of its .* is .*, not {blob[:12]}…"):
         list(benchmark.items())
     assert not place.exists()
     files[path] = LINES
@@ -250,21 +249,23 @@ TRAINING = Benchmark("used", lambda: iter([Item("1", "a = 1; b = 2; c = a + b; c
 
 def test_the_authors_files_are_named_with_their_blobs_at_one_commit(tmp_path: Path, monkeypatch) -> None:
     """The blobs are those of `git ls-tree -r 7d4d42f` in their repository."""
-    found: dict[str, PublicFile] = {}
+    found: dict[str, dict[str, str]] = {}
     monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
-    monkeypatch.setattr(PublicFile, "fetch_to", lambda file, place: found.update({place.stem: file}))
+    monkeypatch.setattr(
+        datasets, "fetch_to", lambda place, blob, **source: found.update({place.stem: {**source, "blob": blob}})
+    )
     for name in registry.names("gambit.benchmarks"):
         if name.startswith("authors_") or name == "hmmt_2012_2023":
             with pytest.raises(UserError, match="cannot read"):
                 list(benchmark_for(name).items())
-    assert {name: (file.path.rpartition("/")[2], file.blob[:8]) for name, file in found.items()} == {
+    assert {name: (file["path"].rpartition("/")[2], file["blob"][:8]) for name, file in found.items()} == {
         "authors_aime_2025": ("aime_2025.jsonl", "96d61015"),
         "authors_gpqa_diamond": ("gpqa_diamond.jsonl", "5967c4ec"),
         "authors_hmmt_2024": ("hmmt_2024.jsonl", "10588cfd"),
         "authors_hmmt_2025": ("hmmt_2025.jsonl", "59f2e80e"),
         "hmmt_2012_2023": ("hmmt_2012_2023.jsonl", "2713dd9a"),
     }
-    assert {(file.repository, file.commit[:7]) for file in found.values()} == {(AUTHORS, "7d4d42f")}
+    assert {(file["repository"], file["commit"][:7]) for file in found.values()} == {(AUTHORS, "7d4d42f")}
     assert "trained on these problems" in (benchmark_for("hmmt_2012_2023").caution or "")
 
 

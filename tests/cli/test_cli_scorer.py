@@ -224,7 +224,7 @@ class Payload:
         (Payload(), "nothing in it was executed"),
         ({**published(), "metrics": np.ones(3)}, "nothing in it was executed"),
         ({"metrics": {"auc": np.float64(0.8)}, "extra": Payload(), **published()}, "nothing in it was executed"),
-        ({**published(), "net.0.bias": np.float64(1)}, "shapes do not fit a two-layer scorer"),
+        ({**published(), "net.0.bias": np.float64(1)}, "shapes do not fit an MLP scorer"),
         ({**published(), "net.2.bias": torch.tensor([float("nan")])}, "p.pt: 1 of the 1 values of tensor net.2.bias"),
     ],
 )

@@ -12,7 +12,7 @@ from gambit.cli.app import app
 from gambit.engines.local import model
 from gambit.pawn import Level, Split, generate
 from gambit.storage.folders import LOCK_FILE, locked
-from gambit.training import states
+from gambit.training import collect
 from support.collected import make_collection
 
 BENCH = ("bench", "--benchmark", "pawn", "--limit", "1", "--policies", "sc", "--seeds", "0")
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(*_: object) -> None:
         raise AssertionError("a model is loaded")
 
-    for module, name in ((model, "read_llama"), (model, "read_with_transformers"), (states, "read_with_transformers")):
+    for module, name in ((model, "read_llama"), (model, "read_with_transformers"), (collect, "read_with_transformers")):
         monkeypatch.setattr(module, name, refuse)
     monkeypatch.chdir(tmp_path)
     puzzle = next(generate(Split.TEST, 0, Level.HARD))

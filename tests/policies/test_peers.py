@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
-from gambit.policies.adaptive import Adaptive, AdaptiveOptions
 from gambit.policies.base import Branch, PoolView, Prune, Stop, TraceView
-from gambit.policies.beam_search import BeamOptions, BeamSearch
-from gambit.policies.dvts import Dvts
-from gambit.policies.particles import ParticleFiltering, ParticleOptions
+from gambit.policies.baselines import Adaptive, AdaptiveOptions
+from gambit.policies.beam_search import BeamOptions, BeamSearch, Dvts, ParticleFiltering, ParticleOptions
 from gambit.search.choice import policy_options
 from gambit.tree import TraceState
 from gambit.types import StopReason

@@ -107,7 +107,7 @@ def changed(name, **changes):
     [
         (
             changed("authors_mlp3", net__2__bias=None),
-            "not a deep MLP scorer; missing keys: net.2.bias; unknown keys: none",
+            "not an MLP scorer; missing keys: net.2.bias; unknown keys: none",
         ),
         (changed("authors_mlp3", net__2__weight=torch.ones(64, 4)), "shapes do not fit an MLP scorer"),
         (changed("authors_mlp3", net__4__bias=torch.tensor([math.nan])), "1 of the 1 values of tensor net.4.bias"),
@@ -141,7 +141,7 @@ def test_a_torch_file_that_is_not_there_is_named():
 def test_a_deep_scorer_is_the_same_on_its_device_and_in_any_batch():
     scorer = load_checkpoint(FOLDER / "authors_mlp3.pt")
     moved, flat = scorer.to(torch.device("cpu")), STATES.flatten(0, 1)
-    assert dataclasses.replace(moved, layers=()) == dataclasses.replace(scorer, layers=())
+    assert dataclasses.replace(moved, weights=()) == dataclasses.replace(scorer, weights=())
     whole = scorer.score(ThoughtBatch(flat, torch.zeros(len(flat))))
     alone = torch.cat([moved.score(ThoughtBatch(row[None], torch.zeros(1))) for row in flat[:7]])
     assert torch.equal(whole[:7], alone)

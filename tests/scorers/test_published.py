@@ -20,7 +20,7 @@ from gambit.scorers import published
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.choice import fetch_published, load_scorer, scorer_file, scorer_to_send
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.training.judging import check_writable_trust
+from gambit.training.evaluate import check_writable_trust
 from support import GOLDEN, ROOT
 from support.collected import make_collection
 from support.published import COMMIT, FILE, MODEL, serving, tiny_scorer

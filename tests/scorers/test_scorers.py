@@ -101,7 +101,7 @@ FORGED = [
     ({"architecture": "forest"}, "unknown architecture 'forest', known are mlp, mlp+confidence, sequence"),
     ({"architecture": "sequence"}, "shape in s.safetensors is not a sequence scorer's"),
     ({"hidden_size": 7}, "metadata has hidden size 7, the weights take 6"),
-    ({"without": ["net.2.bias"]}, "tensors missing: net.2.bias"),
+    ({"without": ["net.2.bias"]}, "missing keys: net.2.bias"),
     ({"text": "[]"}, "it must be an object, not list"),
     ({"text": "null"}, "it must be an object, not NoneType"),
     ({"text": "5"}, "it must be an object, not int"),

@@ -240,7 +240,7 @@ def test_a_collection_on_a_full_disk_says_so_and_is_gone_on_with(
 def test_a_collection_whose_folder_vanishes_says_so(
     flags: list[str], problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gambit.training.states import StateReader
+    from gambit.training.collect import StateReader
 
     read, data = StateReader.read, tmp_path / "data"
 

@@ -427,12 +427,12 @@ def needs_torch(invocation):
 def refuse_models():
     """Where torch is there, a model that is loaded all the same ends the command with exit code 1."""
     from gambit.engines.local import model
-    from gambit.training import states
+    from gambit.training import collect
 
     def refuse(*_):
         raise AssertionError("a model is loaded")
 
-    model.read_llama = model.read_with_transformers = states.read_with_transformers = refuse
+    model.read_llama = model.read_with_transformers = collect.read_with_transformers = refuse
 
 
 if __name__ == "__main__":

@@ -56,7 +56,13 @@ def blank_tensors(problems: list[ProblemRecord]) -> dict[str, torch.Tensor]:
     num_thoughts, num_tokens = sum(t.num_thoughts for t in traces), sum(t.num_tokens for t in traces)
     tensors = {state_name(-1, position): torch.zeros(num_thoughts, HIDDEN) for position in header().positions}
     return {**tensors, "thought_ends": torch.zeros(num_thoughts), "confidences": torch.zeros(num_thoughts),
-            "tokens": torch.zeros(num_tokens)}  # fmt: skip
+            "tokens": torch.zeros(num_tokens), **prompts_of(len(problems))}  # fmt: skip
+
+
+def prompts_of(num_problems: int) -> dict[str, torch.Tensor]:
+    """Prompts of two tokens each."""
+    lengths = torch.full((num_problems,), 2, dtype=torch.int32)
+    return {"prompts": torch.zeros(2 * num_problems, dtype=torch.int32), "prompt_lengths": lengths}
 
 
 def make_collection(
@@ -104,7 +110,7 @@ def make_collection(
             tensors["thought_ends"] = torch.tensor(ends, dtype=torch.int32)
             tensors["confidences"] = torch.tensor(confidences)
             tensors["tokens"] = torch.tensor(tokens, dtype=torch.int32)
-            writer.add(problems, tensors)
+            writer.add(problems, tensors | prompts_of(len(problems)))
     return folder
 
 
@@ -137,6 +143,7 @@ def _problem(
         "thought_ends": torch.tensor([end for row in ends for end in row], dtype=torch.int32),
         "confidences": torch.rand(len(is_sound), generator=noise),
         "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.int32),
+        **prompts_of(1),
     }
     record = ProblemRecord(id=puzzle.key[:16], question=puzzle.text, gold=str(puzzle.answer), traces=traces)
     return [record], tensors

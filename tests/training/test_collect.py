@@ -21,10 +21,9 @@ from gambit.pawn import Split, parse_puzzle
 from gambit.scorers.base import ScorerInfo
 from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
-from gambit.training.collect import CollectPlan, collect
+from gambit.training.collect import CollectPlan, StateReader, collect
 from gambit.training.dataset import load_dataset
 from gambit.training.sampling import SampledTrace, Task, generated_tasks, pawn_tasks
-from gambit.training.states import StateReader
 from gambit.training.storage import read_header, read_index, state_name
 from gambit.training.train import TrainPlan, datasets_of
 from gambit.types import Problem, StatePosition

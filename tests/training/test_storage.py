@@ -57,18 +57,6 @@ def test_kills_at_random_moments_lose_and_double_nothing(tmp_path):
         assert shard.tensors["value"].tolist() == [number_of(problem.id) for problem in shard.entry.problems]
 
 
-def test_collections_from_when_thoughts_were_called_steps_are_read(tmp_path):
-    with writing(tmp_path, header()) as writer:
-        problems = [problem_record("p0", [trace_record(3, True), trace_record(2, False)])]
-        tensors = blank_tensors(problems)
-        tensors["step_ends"] = tensors.pop("thought_ends") + torch.tensor([5, 10, 15, 5, 10])
-        writer.add(problems, tensors)
-    index = tmp_path / INDEX_FILE
-    index.write_text(index.read_text().replace("num_thoughts", "num_steps"))
-    traces = load_dataset(tmp_path, StatePosition.BEFORE).traces
-    assert traces.num_thoughts.tolist() == [3, 2] and traces.thought_ends.tolist() == [5, 10, 15, 5, 10]
-
-
 def test_a_line_cut_short_never_was(tmp_path):
     make_collection(tmp_path, num_problems=10)
     index = tmp_path / INDEX_FILE

@@ -20,9 +20,17 @@ from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_check
 from gambit.scorers.simple import ConstantScorer
 from gambit.stats import Interval
 from gambit.training.dataset import Division, Part, load_dataset, read_labels, with_labels
-from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
-from gambit.training.fit import Fitted, fit, parts_of, scaling_of
-from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
+from gambit.training.evaluate import (
+    ScorerComparison,
+    check_writable_trust,
+    conclusions,
+    evaluate,
+    judge_scorers,
+    report_json,
+    trust_of,
+    write_figures,
+)
+from gambit.training.fit import STRENGTHS, Fitted, Moments, _folds, calibrated, fit, parts_of, scaling_of
 from gambit.training.networks import MlpNetwork, Scaling, as_scorer, build_network, straight_network
 from gambit.training.objectives import Batch, Unit, bce, last_thought_bce, pairwise, prefix, recipe_for, terms_of
 from gambit.training.plot import draw, draw_figure
@@ -36,7 +44,6 @@ from gambit.training.ranking import (
     share_of_pairs,
     trace_scores,
 )
-from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
 from gambit.training.scoring import Thoughts, thought_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition

@@ -16,27 +16,28 @@ from gambit.config.options import SearchConfig
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.solver import Solver
-from gambit.training.dataset import Division, Part, load_dataset
+from gambit.training.dataset import Division, Part
 from gambit.training.objectives import ranking_loss
 from gambit.training.verifier import kernels
-from gambit.training.verifier.batches import PackedRow, ProblemOrder, TrainingPass, made_ahead
-from gambit.training.verifier.kernels import use_fused_layers, use_packing
-from gambit.training.verifier.passages import (
+from gambit.training.verifier.batches import (
+    PackedRow,
+    ProblemOrder,
+    TrainingPass,
     labels_of,
     lengths_of,
     load_passages,
+    made_ahead,
     passage_of,
     read_traces,
-    with_prompts,
 )
+from gambit.training.verifier.kernels import use_fused_layers, use_packing
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, share_of_rate, train_verifier
-from gambit.types import Aggregation, StatePosition, StopReason
+from gambit.types import Aggregation, StopReason
 from gambit.verifiers import lora_folder as files
 from gambit.verifiers.families import own_info
 from gambit.verifiers.lora import LoraVerifier, Passage, by_length, export, info_for
 from gambit.verifiers.lora_folder import Platt, read_info
-from support.collected import make_collection
 from support.verifiers import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_THOUGHTS, save_qwen2, scorer, told_traces
 
 pytestmark = pytest.mark.contract
@@ -255,13 +256,6 @@ def test_a_passage_is_prompt_and_trace_read_at_thoughts_and_before_the_stop_toke
         assert mark == (GOOD if data.traces.is_correct[trace] else BAD)
         labels = labels_of(data, trace)
         assert labels.tolist() == [float(data.traces.is_correct[trace])] * (NUM_THOUGHTS + 1)
-
-
-def test_a_collection_without_prompts_still_serves_state_scorers_only(tmp_path):
-    data = load_dataset(make_collection(tmp_path / "c", 10), StatePosition.BOUNDARY, with_tokens=True)
-    assert data.prompts == () and len(data.tokens) == 60
-    with pytest.raises(UserError, match="does not hold the tokens of its prompts"):
-        with_prompts(data)
 
 
 def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):

@@ -6,7 +6,7 @@ import pytest
 
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError
-from gambit.solver import Solver, parts
+from gambit.solver import Solver, builder
 from gambit.verifiers import start
 from gambit.verifiers.names import parse_verifier
 from gambit.verifiers.start import prepare_verifier
@@ -21,7 +21,7 @@ class Starts:
 
     def __init__(self, monkeypatch, *, beside, failure=None):
         self.seen, self._engine_is_there, self._failure, self._beside = [], threading.Event(), failure, beside
-        start_engine = parts.start_engine
+        start_engine = builder.start_engine
 
         def engine(*args):
             self.seen.append("engine begins")
@@ -29,8 +29,8 @@ class Starts:
             self._engine_is_there.set()
             return self.engine
 
-        monkeypatch.setattr(parts, "start_engine", engine)
-        monkeypatch.setattr(parts, "prepare_verifier", lambda *_: (self._verifier, beside))
+        monkeypatch.setattr(builder, "start_engine", engine)
+        monkeypatch.setattr(builder, "prepare_verifier", lambda *_: (self._verifier, beside))
 
     def _verifier(self):
         if self._beside:

@@ -15,10 +15,10 @@ from typing import TypeAlias, TypeVar, cast
 
 from gambit import chains
 from gambit.answers import AnswerKind
-from gambit.bench.public_file import PublicFile
 from gambit.config import registry
-from gambit.errors import UserError, first_line, install_line
+from gambit.errors import EngineError, UserError, first_line, install_line
 from gambit.pawn.puzzles import Split, generate
+from gambit.storage.files import write_whole
 from gambit.storage.folders import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of, renamed
 
@@ -26,6 +26,7 @@ GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300
 NUM_GENERATED = 600
 CHOICES = "ABCD"
+MOST_BYTES = 1 << 22  # of a public file
 HUB = "hf:"  # then ORG/NAME, with :SPLIT, or with /CONFIG:SPLIT
 HUB_SPEC = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.:%\[\]-]+))?")
 USUAL_SPLIT = "test"
@@ -241,41 +242,64 @@ GSM8K = _hub("gsm8k", "openai/gsm8k", "test", _gsm8k, AnswerKind.NUMBER, 1319, c
 GPQA_DIAMOND = _hub("gpqa_diamond", "Idavidrein/gpqa", "train", _gpqa, AnswerKind.CHOICE, 198, config="gpqa_diamond")
 
 
+_AUTHORS = {
+    "repository": "Dao-AILab/gambit-parallel-reasoning", "commit": "7d4d42f18446e0c76f77726eca060ff8d8b5b047",
+}  # fmt: skip
+
+
 def by_authors(
-    file: PublicFile,
+    path: str,
+    blob: str,
     name: str,
     num_items: int = 30,
     answer: AnswerKind = AnswerKind.BOXED,
     caution: str | None = None,
+    source: Mapping[str, str] = _AUTHORS,
 ) -> Benchmark:
     """Returns a file of the public repository of the method's authors, fetched where it is not here."""
 
     def items() -> Iterator[Item]:
-        path = local_file(name)
-        if not path.is_file():
-            file.fetch_to(path)
-        yield from _file_items(path, _plain, {})
+        place = local_file(name)
+        if not place.is_file():
+            fetch_to(place, blob, path=path, **source)
+        yield from _file_items(place, _plain, {})
 
     return Benchmark(name, items, answer, num_items, caution)
 
 
-_AUTHORS = partial(PublicFile, "Dao-AILab/gambit-parallel-reasoning", "7d4d42f18446e0c76f77726eca060ff8d8b5b047")
+def fetch_to(place: Path, blob: str, **source: str) -> None:
+    """Writes a public file to a place; raises where it cannot be fetched or git's hash of it is not `blob`."""
+    from huggingface_hub import is_offline_mode  # what users set for every download
+
+    from gambit.scorers.published import PublicFile
+
+    file = PublicFile(**source)
+    try:
+        if is_offline_mode():
+            raise EngineError("HF_HUB_OFFLINE is set")
+        content = file.content(blob, MOST_BYTES)
+    except EngineError as error:
+        raise UserError(f"{file.url} cannot be fetched ({error}): put the file at {place}") from error
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, content)
+
+
 _PROBLEMS = "gambit/datasets"
 AUTHORS_AIME_2025 = by_authors(
-    _AUTHORS(f"{_PROBLEMS}/aime_2025.jsonl", "96d61015ffebae74f345aff8b8618bbef5ab84fb"), "authors_aime_2025"
+    f"{_PROBLEMS}/aime_2025.jsonl", "96d61015ffebae74f345aff8b8618bbef5ab84fb", "authors_aime_2025"
 )
 AUTHORS_HMMT_2024 = by_authors(
-    _AUTHORS(f"{_PROBLEMS}/hmmt_2024.jsonl", "10588cfd662a40d8489b5044be59d84cd98ad8b8"), "authors_hmmt_2024"
+    f"{_PROBLEMS}/hmmt_2024.jsonl", "10588cfd662a40d8489b5044be59d84cd98ad8b8", "authors_hmmt_2024"
 )
 AUTHORS_HMMT_2025 = by_authors(
-    _AUTHORS(f"{_PROBLEMS}/hmmt_2025.jsonl", "59f2e80ef0637aad882d8b087506961df361e994"), "authors_hmmt_2025"
+    f"{_PROBLEMS}/hmmt_2025.jsonl", "59f2e80ef0637aad882d8b087506961df361e994", "authors_hmmt_2025"
 )
 AUTHORS_GPQA_DIAMOND = by_authors(
-    _AUTHORS(f"{_PROBLEMS}/gpqa_diamond.jsonl", "5967c4ec1695f367754f956293e5c8039082c9a3"),
+    f"{_PROBLEMS}/gpqa_diamond.jsonl", "5967c4ec1695f367754f956293e5c8039082c9a3",
     "authors_gpqa_diamond", 198, AnswerKind.CHOICE,
 )  # fmt: skip
 HMMT_2012_2023 = by_authors(
-    _AUTHORS("gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877"),
+    "gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877",
     "hmmt_2012_2023", 357,
     caution="the published scorers were trained on these problems: their figures on them are too good",
 )  # fmt: skip

@@ -22,6 +22,7 @@ from gambit.tree import TraceState, TraceTree
 from gambit.types import EndReason
 
 ROWS_FILE = "rows.jsonl"
+COSTS = ("thoughts", "needed", "in_time", "tokens", "seconds")  # of a verifier, as a result has them
 COUNTS = ("roots", "branched", "pruned", "evicted", "completed", "cancelled")  # of traces, as a result has them
 # Votes that need nothing but what every completed trace has.
 REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
@@ -184,6 +185,10 @@ def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: J
     rights = {trace.id: is_right(trace.answer) for trace in done}
     families = [(rights[each.id], rights[each.parent]) for each in done if each.parent in rights]
     votes = {kind: count_votes(ballots_of(record.tree, kind), kind, equal) for kind in REVOTES}
+    spent = Spent()
+    if samples:
+        last, total = samples[-1], result.seconds.total  # which includes the vote
+        spent = Spent(total, last.seconds_engine, last.seconds_scoring, last.seconds_search, last.seconds_scheduling)
     return dataclasses.replace(
         row,
         right_traces=sum(rights.values()),
@@ -196,7 +201,7 @@ def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: J
         waited_steps=record.waiting.steps,
         waited_seconds=record.waiting.seconds,
         steps=max((sample.step for sample in samples), default=0),
-        seconds=_spent(samples[-1], result.seconds.total) if samples else Spent(),
+        seconds=spent,
         kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
         kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
         revotes={kind.value: is_right(vote.answer) for kind, vote in votes.items()},
@@ -229,21 +234,9 @@ def _with_result(row: Row, result: SearchResult, *, is_right: bool) -> Row:
     if (pool := result.pool) is not None:
         row = dataclasses.replace(row, pool=str(pool), warmup_tokens=pool.warmup_tokens)
     if (verifier := result.verifier) is not None:
-        row = dataclasses.replace(
-            row,
-            verifier_thoughts=verifier.thoughts,
-            verifier_needed=verifier.needed,
-            verifier_in_time=verifier.in_time,
-            verifier_tokens=verifier.tokens,
-            verifier_seconds=verifier.seconds,
-            verifier_waited=verifier.seconds_waited,
-        )
+        costs = {f"verifier_{name}": getattr(verifier, name) for name in COSTS}
+        row = dataclasses.replace(row, verifier_waited=verifier.seconds_waited, **costs)
     return row
-
-
-def _spent(sample: ev.Sample, total: float) -> Spent:
-    """Returns the seconds at the last sample; `total` includes the vote."""
-    return Spent(total, sample.seconds_engine, sample.seconds_scoring, sample.seconds_search, sample.seconds_scheduling)
 
 
 def productive_tokens(tree: TraceTree) -> int:

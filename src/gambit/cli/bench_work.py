@@ -25,8 +25,7 @@ from gambit.bench.folder import (
     read_plan,
     stamp,
 )
-from gambit.bench.outlook import outlook
-from gambit.bench.recipe import BenchRecipe, planned_searches, recipe_from, with_methods
+from gambit.bench.recipe import BenchRecipe, outlook, planned_searches, recipe_from, with_methods
 from gambit.bench.report import Report, write_report
 from gambit.bench.rows import ROWS_FILE, Row, RowWriter, read_rows
 from gambit.bench.run import BenchEngine, LocalSearches, RaySearches, Runner, Searches, ShouldStop, stamp_of

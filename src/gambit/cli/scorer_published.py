@@ -24,7 +24,7 @@ from gambit.scorers.choice import scorer_file
 from gambit.scorers.published import PublishedScorer, fetch, fetched_file, known_row, misfit, published_scorers
 from gambit.stats import FEWEST_PROBLEMS
 from gambit.storage.problems import new_run_folder
-from gambit.training.judging import check_unseen
+from gambit.training.evaluate import check_unseen
 
 PROBLEMS_FOR_A_MIXED_ONE = 2  # a guess: of two problems one has right and wrong traces
 

@@ -47,8 +47,14 @@ from gambit.training import collect as collecting
 from gambit.training import train as training
 from gambit.training.collect import CollectEngines, CollectPlan, CollectSummary, LocalEngines, RayEngines
 from gambit.training.dataset import Division
-from gambit.training.evaluate import ScorerReport, conclusions
-from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
+from gambit.training.evaluate import (
+    ScorerReport,
+    check_writable_trust,
+    conclusions,
+    judge_scorers,
+    report_json,
+    write_figures,
+)
 from gambit.training.networks import ARCHITECTURES
 from gambit.training.ranking import CURVE, QUARTERS
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks

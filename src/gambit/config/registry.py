@@ -11,14 +11,14 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
-        "adaptive": "gambit.policies.adaptive:Adaptive",
+        "adaptive": "gambit.policies.baselines:Adaptive",
         "beam-search": "gambit.policies.beam_search:BeamSearch",
         "best-of-n": "gambit.policies.baselines:BestOfN",
         "deepconf": "gambit.policies.deepconf:DeepConf",
-        "dvts": "gambit.policies.dvts:Dvts",
+        "dvts": "gambit.policies.beam_search:Dvts",
         "gambit": "gambit.policies.islands:Gambit",
         "gambit-authors": "gambit.policies.authors:AuthorsGambit",
-        "particle-filtering": "gambit.policies.particles:ParticleFiltering",
+        "particle-filtering": "gambit.policies.beam_search:ParticleFiltering",
         "sc": "gambit.policies.baselines:SelfConsistency",
         "slim-sc": "gambit.policies.slim_sc:SlimSc",
         "single": "gambit.policies.baselines:Single",

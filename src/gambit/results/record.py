@@ -131,20 +131,11 @@ class SearchRecord:
 
     @property
     def verifier(self) -> VerifierCost | None:
-        v = self.verified
-        if v is None:
+        totals = self.verified
+        if totals is None:
             return None
-        return VerifierCost(
-            name=v.verifier,
-            thoughts=v.thoughts,
-            needed=v.needed,
-            in_time=v.in_time,
-            tokens=v.tokens,
-            seconds=v.seconds,
-            seconds_waited=v.seconds_waited,
-            is_repeatable=not v.is_async,
-            lost=v.lost,
-        )
+        same = {name: getattr(totals, name) for name in VerifierCost.of_totals}
+        return VerifierCost(name=totals.verifier, is_repeatable=not totals.is_async, **same)
 
     @property
     def seconds(self) -> Seconds:

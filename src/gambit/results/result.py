@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from gambit import events as ev
 from gambit.results.html import result_html
@@ -89,6 +89,8 @@ class Seconds:
 class VerifierCost:
     """The work of the second model, and whether the search would go the same way again."""
 
+    # Fields that are those of `VerifierTotals`, the event.
+    of_totals: ClassVar = ("thoughts", "needed", "in_time", "tokens", "seconds", "seconds_waited", "lost")
     name: str
     thoughts: int
     needed: int  # of these, by a tournament

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gambit.errors import UserError, reason_of
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit
-from gambit.scorers.checkpoint import check_finite, checked_weights
-from gambit.scorers.mlp import KINDS, TENSORS, DeepMlpScorer, MlpScorer
+from gambit.scorers.checkpoint import check_finite, check_names, mlp_weights
+from gambit.scorers.mlp import DEEP, KINDS, TENSORS, MlpScorer
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt", ".pth")
 SEQUENCE = "sequence_transformer"
-MOST_LAYERS = 4  # of their MLPs
+
 USUAL_HEADS, USUAL_BASE, USUAL_LENGTH = 4, 10_000.0, 4096  # where their file does not say
 # Their names of a sequence scorer's tensors, and ours; in each layer gate and up are one tensor of ours.
 OUTER = {"input_proj.0": "input_norm", "input_proj.1": "input", "norm": "output_norm", "head": "output"}
@@ -110,47 +110,15 @@ def read_torch_file(path: Path, content: bytes | None = None) -> TorchFile:
     return TorchFile(path, values, config if isinstance(config, Mapping) else {})
 
 
-def _check_names(file: TorchFile, needed: set[str], kind: str) -> None:
-    names = set(file.state)
-    if names != needed:
-        missing, unknown = sorted(needed - names), sorted(names - needed)
-        raise UserError(f"{file.path}: not a {kind} scorer; missing keys: {', '.join(missing) or 'none'}; "
-                        f"unknown keys: {', '.join(unknown[:8]) or 'none'}")  # fmt: skip
-
-
 # -- the two kinds ---------------------------------------------------------------------------------------------
 
 
-def _mlp(file: TorchFile, info: ScorerInfo) -> MlpScorer | DeepMlpScorer:
+def _mlp(file: TorchFile, info: ScorerInfo) -> MlpScorer:
     """Returns an MLP of two to four layers; two are STEP's."""
-    if _num_layers(file.state) <= 2:
-        _check_names(file, set(TENSORS), "STEP")
-        layers = checked_weights(file.path, file.state)
-        check_finite(file.path, file.state)
-        return MlpScorer(_with_size(info, MlpScorer.architecture, layers[0]), layers)
-    return deep_mlp(file.path, file.state, info)
-
-
-def deep_mlp(path: Path, state: Mapping[str, torch.Tensor], info: ScorerInfo) -> DeepMlpScorer:
-    """Returns an MLP of three or four layers, its shapes checked."""
-    names = [tuple(f"net.{2 * place}.{kind}" for kind in KINDS) for place in range(_num_layers(state))]
-    _check_names(TorchFile(path, dict(state), {}), {name for pair in names for name in pair}, "deep MLP")
-    layers = tuple((state[weight], state[bias]) for weight, bias in names)
-    widths = [len(bias) if bias.dim() == 1 else 0 for _, bias in layers]
-    inputs = [layers[0][0].shape[-1] if layers[0][0].dim() == 2 else 0, *widths]
-    shapes = [tuple(weight.shape) for weight, _ in layers]
-    if shapes != list(zip(widths, inputs, strict=False)) or widths[-1] != 1:
-        raise UserError(f"{path}: shapes do not fit an MLP scorer: {', '.join(map(str, shapes))}")
-    check_finite(path, state)
-    return DeepMlpScorer(_with_size(info, DeepMlpScorer.architecture, layers[0][0]), layers)
-
-
-def _num_layers(state: Mapping[str, torch.Tensor]) -> int:
-    return max((place + 1 for place in range(MOST_LAYERS) if f"net.{2 * place}.weight" in state), default=0)
-
-
-def _with_size(info: ScorerInfo, architecture: str, first: torch.Tensor) -> ScorerInfo:
-    return dataclasses.replace(info, architecture=architecture, hidden_size=int(first.shape[1]))
+    weights = mlp_weights(file.path, file.state)
+    architecture = MlpScorer.architecture if len(weights) == len(TENSORS) else DEEP
+    info = dataclasses.replace(info, architecture=architecture, hidden_size=int(weights[0].shape[1]))
+    return MlpScorer(info, weights)
 
 
 def _sequence(file: TorchFile, info: ScorerInfo) -> Scorer:
@@ -212,6 +180,6 @@ def _renamed(file: TorchFile, shape: SequenceShape) -> dict[str, torch.Tensor]:
         joined[f"blocks.{layer}.gate_up.weight"] = [f"layers.{layer}.ffn.{part}.weight" for part in ("gate", "up")]
         unused.add(f"layers.{layer}.attn.inv_freq")
     needed = {*ours, *(name for pair in joined.values() for name in pair)}
-    _check_names(file, needed | (unused & set(file.state)), "sequence")
+    check_names(file.path, file.state, needed | (unused & set(file.state)), "a sequence")
     found = {name: file.state[theirs] for theirs, name in ours.items()}
     return found | {name: torch.cat([file.state[part] for part in pair]) for name, pair in joined.items()}

@@ -14,7 +14,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.mlp import TENSORS, BlendScorer, DeepMlpScorer, MlpScorer, Weights
+from gambit.scorers.mlp import DEEP, BlendScorer, MlpScorer, Weights, tensor_names
 from gambit.storage.files import object_in, record_in, write_whole
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ METADATA_KEY = "gambit"  # where the JSON metadata lives in a safetensors header
 FORMAT = 1
 NEEDED = ("architecture", "hidden_size", "state_position", "boundary_rule", "aggregation")
 CHECKPOINT = ".safetensors"
+MOST_LAYERS = 4  # of the authors' MLPs
 WHAT, FIX = "a scorer's checkpoint", "give another file, or train the scorer again with `gambit scorer train`"
 
 
@@ -44,7 +45,7 @@ def load_checkpoint(path: Path) -> Scorer:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from gambit.scorers.authors import deep_mlp, is_torch_file, load_torch_scorer
+    from gambit.scorers.authors import is_torch_file, load_torch_scorer
 
     if is_torch_file(path):
         return load_torch_scorer(path)
@@ -61,15 +62,13 @@ def load_checkpoint(path: Path) -> Scorer:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error}); {FIX}") from error
     check_finite(path, tensors)
-    if info.architecture in (MlpScorer.architecture, BlendScorer.architecture):
+    if info.architecture in (MlpScorer.architecture, BlendScorer.architecture, DEEP):
         return _load_mlp(path, info, tensors)
-    if info.architecture == DeepMlpScorer.architecture:
-        return deep_mlp(path, tensors, info)
     from gambit.scorers.sequence import ARCHITECTURE, load_sequence
 
     if info.architecture == ARCHITECTURE:
         return load_sequence(path, info, metadata, tensors)
-    known = ", ".join((MlpScorer.architecture, BlendScorer.architecture, ARCHITECTURE, DeepMlpScorer.architecture))
+    known = ", ".join((MlpScorer.architecture, BlendScorer.architecture, ARCHITECTURE, DEEP))
     raise UserError(f"{path}: unknown architecture {info.architecture!r:.80}, known are {known}; {FIX}")
 
 
@@ -125,23 +124,38 @@ def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _load_mlp(path: Path, info: ScorerInfo, tensors: Mapping[str, torch.Tensor]) -> MlpScorer | BlendScorer:
     """Returns an MLP, or a blend of one with token confidence."""
-    is_blend = info.architecture == BlendScorer.architecture
-    names = (*TENSORS, BlendScorer.slope_name) if is_blend else TENSORS
-    if missing := [name for name in names if name not in tensors]:
-        raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}; {FIX}")
-    weights = checked_weights(path, tensors)
+    slope = None
+    if info.architecture == BlendScorer.architecture:
+        slope = tensors.get(BlendScorer.slope_name)
+        if slope is None:
+            raise UserError(f"{path}: not an MLP scorer, tensors missing: {BlendScorer.slope_name}; {FIX}")
+        tensors = {name: tensor for name, tensor in tensors.items() if name != BlendScorer.slope_name}
+    weights = mlp_weights(path, tensors)
     if (takes := weights[0].shape[1]) != (info.hidden_size or 0) * len(info.layers):
         times = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
         raise UserError(f"{path}: metadata has hidden size {info.hidden_size}{times}, the weights take {takes}; {FIX}")
     mlp = MlpScorer(info, weights)
-    return BlendScorer(info, mlp, float(tensors[BlendScorer.slope_name])) if is_blend else mlp
+    return mlp if slope is None else BlendScorer(info, mlp, float(slope))
 
 
-def checked_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> Weights:
-    """Returns the weights of a two-layer network; raises if their shapes do not fit."""
-    w1, b1, w2, b2 = (tensors[name] for name in TENSORS)
-    width = b1.numel()
-    if w1.dim() != 2 or w1.shape[0] != width or b1.shape != (width,) or w2.shape != (1, width) or b2.shape != (1,):
-        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in TENSORS)
-        raise UserError(f"{path}: shapes do not fit a two-layer scorer: {shapes}")
-    return w1, b1, w2, b2
+def mlp_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """Returns the weights of an MLP of two to four layers; raises if names or shapes do not fit."""
+    num_layers = max((place + 1 for place in range(MOST_LAYERS) if f"net.{2 * place}.weight" in tensors), default=0)
+    names = tensor_names(max(2, num_layers))
+    check_names(path, tensors, {*names}, "an MLP")
+    weights = tuple(tensors[name] for name in names)
+    widths = [len(bias) if bias.dim() == 1 else 0 for bias in weights[1::2]]
+    inputs = [weights[0].shape[-1] if weights[0].dim() == 2 else 0, *widths]
+    if [tuple(weight.shape) for weight in weights[::2]] != list(zip(widths, inputs, strict=False)) or widths[-1] != 1:
+        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in names)
+        raise UserError(f"{path}: shapes do not fit an MLP scorer: {shapes}")
+    check_finite(path, tensors)
+    return weights
+
+
+def check_names(path: Path, tensors: Mapping[str, torch.Tensor], needed: set[str], kind: str) -> None:
+    """Raises where a tensor is missing or left over."""
+    missing, unknown = sorted(needed - tensors.keys()), sorted(tensors.keys() - needed)
+    if missing or unknown:
+        raise UserError(f"{path}: not {kind} scorer; missing keys: {', '.join(missing) or 'none'}; "
+                        f"unknown keys: {', '.join(unknown[:8]) or 'none'}; {FIX}")  # fmt: skip

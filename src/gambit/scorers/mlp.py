@@ -1,4 +1,4 @@
-"""The two-layer scorer of STEP, by itself and blended with token confidence, and the authors' deeper ones."""
+"""The two-layer scorer of STEP and the authors' deeper ones, by themselves and blended with token confidence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
 if TYPE_CHECKING:
     import torch
 
-Weights = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]  # W₁, b₁, W₂, b₂
-TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
+Weights = tuple["torch.Tensor", ...]  # W₁, b₁, W₂, b₂ and, of deeper ones, so on
 KINDS = ("weight", "bias")  # of a layer's tensors
+DEEP = "deep-mlp"  # architecture of more than two layers
+
+
+def tensor_names(num_layers: int) -> tuple[str, ...]:
+    """Returns the names of the weights, STEP's own, in their order."""
+    return tuple(f"net.{2 * place}.{kind}" for place in range(num_layers) for kind in KINDS)
+
+
+TENSORS = tensor_names(2)
 
 
 @dataclass(frozen=True, slots=True)
 class MlpScorer:
-    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 for models of any dtype. On a CPU it is computed in float64."""
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 for models of any dtype. On a CPU it is computed in float64.
+
+    The authors' have further layers between the two, with ReLU between all.
+    """
 
     info: ScorerInfo
     weights: Weights
@@ -26,15 +37,18 @@ class MlpScorer:
     is_recordable: ClassVar[bool] = True
 
     def to(self, device: torch.device) -> MlpScorer:
-        w1, b1, w2, b2 = (tensor.to(device) for tensor in self.weights)
-        return MlpScorer(self.info, (w1, b1, w2, b2))
+        return MlpScorer(self.info, tuple(tensor.to(device) for tensor in self.weights))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return dict(zip(TENSORS, self.weights, strict=True))
+        return dict(zip(tensor_names(len(self.weights) // 2), self.weights, strict=True))
 
     @property
-    def two_layers(self) -> TwoLayers:
-        return TwoLayers(*self.weights, is_logit=True)
+    def two_layers(self) -> TwoLayers | None:
+        """The weights, for engines that have one kernel for two layers; None of a deeper network."""
+        if len(self.weights) > len(TENSORS):
+            return None
+        w1, b1, w2, b2 = self.weights
+        return TwoLayers(w1, b1, w2, b2, is_logit=True)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         import torch
@@ -43,39 +57,13 @@ class MlpScorer:
         # On a CPU float32 sums depend on how many rows there are. The same thought must score the same in every batch:
         # traces with the same tokens are equal, and their ids decide which of them goes, not rounding.
         dtype = torch.float64 if states.device.type == "cpu" else torch.float32
-        w1, b1, w2, b2 = (tensor.to(dtype) for tensor in self.weights)
-        return linear(relu(linear(states.to(dtype), w1, b1)), w2, b2).squeeze(-1).float()
+        x = states.to(dtype)
+        for place, (weight, bias) in enumerate(zip(self.weights[::2], self.weights[1::2], strict=True)):
+            x = linear(relu(x) if place else x, weight.to(dtype), bias.to(dtype))
+        return x.squeeze(-1).float()
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         return _sigmoid(self.logits(thoughts.states))
-
-
-@dataclass(frozen=True, slots=True)
-class DeepMlpScorer:
-    """The authors' MLPs of more than two layers: sigmoid of the last, ReLU between them, in `MlpScorer`'s precision."""
-
-    info: ScorerInfo
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # weight and bias of each
-    architecture: ClassVar[str] = "deep-mlp"
-    shape_metadata: ClassVar[dict[str, object]] = {}
-    is_recordable: ClassVar[bool] = True
-
-    def to(self, device: torch.device) -> DeepMlpScorer:
-        return DeepMlpScorer(self.info, tuple((weight.to(device), bias.to(device)) for weight, bias in self.layers))
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        named = ((f"net.{2 * place}", layer) for place, layer in enumerate(self.layers))
-        return {f"{name}.{what}": tensor for name, layer in named for what, tensor in zip(KINDS, layer, strict=True)}
-
-    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
-        import torch
-        from torch.nn.functional import linear, relu
-
-        dtype = torch.float64 if thoughts.states.device.type == "cpu" else torch.float32
-        x = thoughts.states.to(dtype)
-        for place, (weight, bias) in enumerate(self.layers):
-            x = linear(relu(x) if place else x, weight.to(dtype), bias.to(dtype))
-        return _sigmoid(x.squeeze(-1).float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +90,8 @@ class BlendScorer:
 
     @property
     def two_layers(self) -> TwoLayers:
-        return TwoLayers(*self.mlp.weights, is_logit=False)  # of `part`
+        w1, b1, w2, b2 = self.mlp.weights
+        return TwoLayers(w1, b1, w2, b2, is_logit=False)  # of `part`
 
     def part(self, states: torch.Tensor) -> torch.Tensor:
         return self.mlp.logits(states)

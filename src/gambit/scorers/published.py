@@ -49,7 +49,7 @@ class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class ScorerSource(_Row):
+class PublicFile(_Row):
     """A file in a public git repository at one commit."""
 
     repository: str
@@ -61,6 +61,16 @@ class ScorerSource(_Row):
     def url(self) -> str:
         return f"{self.address}/{self.repository}/{self.commit}/{self.path}"
 
+    def content(self, blob: str, most_bytes: int) -> bytes:
+        """Downloads it; raises EngineError where that fails or git's hash of the bytes is another."""
+        try:
+            content = _downloaded(self.url, most_bytes)
+        except (OSError, HTTPException, ValueError) as error:
+            raise EngineError(_reason(error)) from error
+        if (found := blob_hash(content)) != blob:
+            raise EngineError(f"the hash of its {len(content):,} bytes is {found[:12]}…, not {blob[:12]}…")
+        return content
+
 
 class PublishedScorer(_Row):
     """A published scorer: for which weights it was made, where it is, and how its bytes are known again."""
@@ -69,7 +79,7 @@ class PublishedScorer(_Row):
     hidden_size: int
     layers: int
     vocabulary: int
-    sources: tuple[ScorerSource, ...] = Field(min_length=1)  # the same bytes in each
+    sources: tuple[PublicFile, ...] = Field(min_length=1)  # the same bytes in each
     blob: str = Field(pattern=r"^[0-9a-f]{40}$")  # git's hash of the file
     most_bytes: int = Field(ge=1, le=1 << 30)
     state_position: StatePosition
@@ -218,7 +228,7 @@ def fetch(row: PublishedScorer, tell: Tell = note) -> Path:
     return path
 
 
-def _import(row: PublishedScorer, content: bytes, source: ScorerSource) -> None:
+def _import(row: PublishedScorer, content: bytes, source: PublicFile) -> None:
     info = ScorerInfo("", row.state_position, hidden_size=row.hidden_size, base_model=row.model)
     scorer = load_torch_scorer(Path(Path(source.path).name), info, content)
     origin = {**source.model_dump(), "model": row.model, "blob": row.blob, "licence": row.licence}
@@ -226,25 +236,19 @@ def _import(row: PublishedScorer, content: bytes, source: ScorerSource) -> None:
     save_checkpoint(scorer, row.cache_file, {NAME: origin, "training": training})
 
 
-def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, ScorerSource]:
+def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, PublicFile]:
     """Returns the bytes that the row describes from the first source that has them."""
     reasons = []
     for source in row.sources:
         tell(f"fetching the scorer published for {row.model} from {source.url}")
         try:
-            content = content_of(source.url, row.most_bytes)
-        except (OSError, HTTPException, ValueError) as error:
-            reasons.append(f"{source.repository}: {_reason(error)}")
-            continue
-        if (found := blob_hash(content)) == row.blob:
-            return content, source
-        reasons.append(
-            f"{source.repository}: the hash of its {len(content):,} bytes is {found[:12]}…, not {row.blob[:12]}…"
-        )
+            return source.content(row.blob, row.most_bytes), source
+        except EngineError as error:
+            reasons.append(f"{source.repository}: {error}")
     raise EngineError(f"the scorer published for {row.model} cannot be fetched ({'; '.join(reasons)})")
 
 
-def content_of(url: str, most_bytes: int) -> bytes:
+def _downloaded(url: str, most_bytes: int) -> bytes:
     """Downloads through the proxies of the environment."""
     end = time.monotonic() + FETCH_SECONDS
     with build_opener().open(Request(url, headers={"User-Agent": "gambit"}), timeout=CONNECT_SECONDS) as answer:

@@ -30,10 +30,10 @@ from gambit.solver.builder import (
     SearchBuilder,
     SearchPlan,
     SearchRequest,
+    SolverParts,
     request_of,
     requests_of,
 )
-from gambit.solver.parts import SolverParts
 from gambit.storage.run_folder import EventCallback
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import ChatMessage, Problem

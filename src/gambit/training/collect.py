@@ -1,7 +1,7 @@
 """Collects training data: samples traces, grades them, reads the hidden states at their thought boundaries.
 
 Sampling is a self-consistency search over many problems at once, on any engine; the states come from one teacher-forced
-pass over the finished text (`states.py` says why). A problem counts as done once its shard is in the index.
+pass over the finished text (`StateReader` says why). A problem counts as done once its shard is in the index.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,16 +24,101 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import Work, run_work
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.errors import EngineError
+from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
+from gambit.engines.states import LayerChoice
+from gambit.errors import EngineError, UserError, first_line
 from gambit.models import files as models
+from gambit.models.files import hidden_size_on_disk
 from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.text.boundary import BLANK_LINE
 from gambit.training.dataset import in_groups
-from gambit.training.sampling import Grading, Sampled, Task, ThoughtMeter, Watch
-from gambit.training.states import StateReader
-from gambit.training.storage import Header, ProblemRecord, TraceRecord, new_id, opened_collection
+from gambit.training.sampling import Grading, Sampled, SampledTrace, Task, ThoughtMeter, Watch
+from gambit.training.storage import Header, ProblemRecord, TraceRecord, new_id, opened_collection, state_name
 from gambit.types import Problem, StatePosition, StopReason
+from gambit.verifiers.lora import by_length
+
+LARGEST_HALF = 65504.0  # massive activations of inner layers pass it; as infinities they would poison a fit
+BATCH_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 8_192}
+
+
+class StateReader:
+    """Reads hidden states with a second copy of the model, beside the engine's; without layers it loads nothing.
+
+    Engines return scores to a search, not states, and each keeps its states elsewhere. One teacher-forced pass over the
+    finished text has the same result whatever engine sampled it, any layer, and both state positions at once. It reads
+    every trace up to its last boundary only and needs no output layer, so it costs a fraction of sampling the trace.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        layers: Sequence[int] = (-1,),
+        positions: Sequence[StatePosition] = tuple(StatePosition),
+        device: str = "auto",
+        dtype: str = "auto",
+        batch_tokens: int | None = None,
+    ) -> None:
+        self._device = pick_device(device)
+        self._layers, self._positions = tuple(layers), tuple(positions)
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[self._device.type]
+        if self._layers:
+            self._model = _load(model, dtype, self._device)
+            config = self._model.config.get_text_config()
+            self.hidden_size = int(config.hidden_size)
+            LayerChoice.of(self._layers, int(config.num_hidden_layers))
+        elif size := hidden_size_on_disk(model):
+            self.hidden_size = size
+        else:
+            raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
+
+    def read(self, traces: Sequence[SampledTrace]) -> list[dict[str, torch.Tensor]]:
+        """Returns each trace's states by tensor name, [thoughts, hidden] in half precision on the CPU."""
+        found: list[dict[str, torch.Tensor]] = [{} for _ in traces]
+        if self._layers:
+            for batch in by_length([trace.num_read for trace in traces], self.batch_tokens):
+                for index, states in zip(batch, self._read_batch([traces[i] for i in batch]), strict=True):
+                    found[index] = states
+        return found
+
+    @torch.inference_mode()
+    def _read_batch(self, traces: list[SampledTrace]) -> list[dict[str, torch.Tensor]]:
+        num_thoughts = [len(trace.boundaries) for trace in traces]
+        rows = torch.tensor([row for row, count in enumerate(num_thoughts) for _ in range(count)], dtype=torch.long)
+        places = torch.tensor([len(t.prompt) + place for t in traces for place in t.boundaries], dtype=torch.long)
+        rows, places = rows.to(self._device), places.to(self._device)
+        found: list[dict[str, torch.Tensor]] = [{} for _ in traces]
+        hidden = self._forward(traces) if len(rows) else [torch.zeros(1, 1, self.hidden_size)] * len(self._layers)
+        for layer, states in zip(self._layers, hidden, strict=True):
+            for position in self._positions:
+                shift = 1 if position is StatePosition.BEFORE else 0
+                picked = states.to(rows.device)[rows, places - shift].float().clamp(-LARGEST_HALF, LARGEST_HALF)
+                for mine, own in zip(found, torch.split(picked.half().cpu(), num_thoughts), strict=True):
+                    mine[state_name(layer, position)] = own
+        return found
+
+    def _forward(self, traces: list[SampledTrace]) -> list[torch.Tensor]:
+        """Returns the states of every token, by layer."""
+        # Padding stands on the right, where causal attention keeps it away from everything that is read: no mask.
+        padded = torch.zeros(len(traces), max(trace.num_read for trace in traces), dtype=torch.long)
+        for row, trace in zip(padded, traces, strict=True):
+            tokens = (*trace.prompt, *trace.tokens)[: trace.num_read]
+            row[: len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        needs_all = self._layers != (-1,)
+        out = self._model(input_ids=padded.to(self._device), use_cache=False, output_hidden_states=needs_all)
+        if not needs_all:
+            return [out.last_hidden_state]
+        return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in self._layers]
+
+
+def _load(model: str, dtype: str, device: torch.device) -> Any:
+    """Loads the network without its output layer; its last hidden state is what would enter it."""
+    try:
+        return read_with_transformers(model, pick_dtype(dtype, device)).base_model.to(device).eval()
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load model {model!r}: {first_line(error)}") from error
+
 
 _KEPT_SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "system_prompt", "enable_thinking", "answer",
@@ -98,14 +183,6 @@ class CollectSummary:
 # -- engines ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """The facts about engines that a collection needs."""
-
-    hidden_size: int
-    batch_tokens: int  # of one pass of the states' model
-
-
 class LocalEngines:
     """An engine of this process that samples and, beside it, the model that reads states."""
 
@@ -124,8 +201,9 @@ class LocalEngines:
             raise
 
     @property
-    def facts(self) -> EngineFacts:
-        return EngineFacts(self._reader.hidden_size, self._reader.batch_tokens)
+    def sizes(self) -> tuple[int, int]:
+        """Returns the model's hidden size, and the tokens of one pass that reads states."""
+        return self._reader.hidden_size, self._reader.batch_tokens
 
     def sample(
         self,
@@ -202,10 +280,10 @@ class RayEngines:
     def __init__(self, pool: EnginePool[LocalEngines], should_stop: Callable[[], bool] = lambda: False) -> None:
         """Waits until an engine is ready."""
         self._pool = pool
-        facts: EngineFacts | None = pool.call_one(attrgetter("facts"), should_stop)
-        if facts is None:
+        sizes: tuple[int, int] | None = pool.call_one(attrgetter("sizes"), should_stop)
+        if sizes is None:
             raise EngineError("stopped before an engine was ready: nothing was collected")
-        self.facts = facts
+        self.sizes = sizes
 
     def sample(self, tasks: Iterable[Task], plan: CollectPlan, should_stop: Callable[[], bool]) -> Iterator[Sampled]:
         """Yields problems as they end, with their states."""
@@ -239,23 +317,13 @@ def collect(
     several collections in turn, and the caller closes them. Once `should_stop`, problems under way are left. Once not
     `may_begin`, they are finished and no more are begun.
     """
-    used: AbstractContextManager[CollectEngines] = (
-        closing(LocalEngines(plan)) if engines is None else nullcontext(engines)
-    )
-    with used as engines:
-        return _collect(tasks, plan, engines, on_progress, should_stop, may_begin)
-
-
-def _collect(
-    tasks: Sequence[Task],
-    plan: CollectPlan,
-    engines: CollectEngines,
-    on_progress: Callable[[int, int], None],
-    should_stop: Callable[[], bool],
-    may_begin: Callable[[], bool],
-) -> CollectSummary:
-    facts = engines.facts
-    writer = opened_collection(plan.out, _header(plan, facts.hidden_size))
+    if engines is None:
+        with closing(LocalEngines(plan)) as own:
+            return collect(
+                tasks, plan, engines=own, on_progress=on_progress, should_stop=should_stop, may_begin=may_begin
+            )
+    hidden_size, batch_tokens = engines.sizes
+    writer = opened_collection(plan.out, _header(plan, hidden_size))
     summary = CollectSummary(num_before=len(writer.done))
     todo = [task for task in tasks if task.id not in writer.done]
     total = len(todo) + summary.num_before
@@ -276,7 +344,7 @@ def _collect(
     ):
         under_way: Future[None] | None = None
         sampled = sample(engines, todo, plan, grading, summary.refused, should_stop, may_begin)
-        for problems in in_groups(sampled, lambda each: each.num_tokens, 2 * facts.batch_tokens):
+        for problems in in_groups(sampled, lambda each: each.num_tokens, 2 * batch_tokens):
             if under_way is not None:
                 under_way.result()  # one pass at a time: memory is bounded by two
             under_way = thread.submit(write, problems)

@@ -87,7 +87,7 @@ class Dataset:
     traces: Traces
     states: torch.Tensor  # [thought, hidden × layers], half precision
     tokens: tuple[npt.NDArray[np.int32], ...] = ()  # of each trace, if they were loaded
-    prompts: tuple[npt.NDArray[np.int32], ...] = ()  # of each problem; none in a collection of version 0.1
+    prompts: tuple[npt.NDArray[np.int32], ...] = ()  # of each problem, if they were loaded
     labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
 
@@ -156,10 +156,8 @@ def load_dataset(
     for shard in shards:
         counts = [trace.num_tokens for trace in shard.entry.traces]
         tokens += _split(shard.tensors["tokens"], counts)
-        if "prompts" in shard.tensors:
-            prompts += _split(shard.tensors["prompts"], shard.tensors["prompt_lengths"].tolist())
-    has_all = len(prompts) == len(problems)  # none counts where one shard was written before prompts were kept
-    return dataclasses.replace(found, tokens=tuple(tokens), prompts=tuple(prompts) if has_all else ())
+        prompts += _split(shard.tensors["prompts"], shard.tensors["prompt_lengths"].tolist())
+    return dataclasses.replace(found, tokens=tuple(tokens), prompts=tuple(prompts))
 
 
 def _split(tokens: torch.Tensor, counts: list[int]) -> list[npt.NDArray[np.int32]]:

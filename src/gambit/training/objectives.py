@@ -165,7 +165,7 @@ class FitRecipe:
         return torch.stack([TERMS[name](batch) for name in terms_of(self.objective)]).sum()
 
 
-RIDGE = "ridge"  # has no loss to descend: it is solved, see ridge.py
+RIDGE = "ridge"  # has no loss to descend: it is solved, see `fit_ridge`
 
 
 def terms_of(objective: str) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.errors import UserError
 from gambit.scorers.base import MadeFor
@@ -69,7 +69,7 @@ class TraceRecord(Record):
     answer: str | None
     is_correct: bool
     num_tokens: int = Field(ge=0)
-    num_thoughts: int = Field(ge=0, validation_alias=AliasChoices("num_thoughts", "num_steps"))
+    num_thoughts: int = Field(ge=0)
     end: str
 
 
@@ -259,8 +259,6 @@ def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
         tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise UserError(f"shard {path} is corrupted: {error}") from error
-    if "step_ends" in tensors:  # its name in older collections
-        tensors["thought_ends"] = tensors.pop("step_ends")
     for name, shape in _shapes(header, entry, tensors):
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
@@ -278,9 +276,8 @@ def _shapes(
     yield from ((name, (num_thoughts, header.hidden_size)) for name in states)
     yield from ((name, (num_thoughts,)) for name in ("thought_ends", "confidences"))
     yield "tokens", (sum(trace.num_tokens for trace in entry.traces),)
-    if "prompts" in tensors:  # version 0.1 kept none
-        yield "prompt_lengths", (len(entry.problems),)
-        yield "prompts", (int(tensors["prompt_lengths"].sum()),)
+    yield "prompt_lengths", (len(entry.problems),)
+    yield "prompts", (int(tensors["prompt_lengths"].sum()),)
 
 
 def _times(shape: tuple[int, ...]) -> str:

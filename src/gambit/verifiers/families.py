@@ -35,11 +35,6 @@ INDEX = "model.safetensors.index.json"
 Encoder = Callable[[ThoughtReading], list[int]]
 
 
-def generator_tokens(reading: ThoughtReading) -> list[int]:
-    """Returns prompt and trace as they are, for verifiers that share the generator's tokenizer."""
-    return [*reading.question.prompt_tokens, *reading.tokens]
-
-
 def qwen_steps(tokenizer: Tokenizer, reading: ThoughtReading) -> list[int]:
     """Encodes for Qwen2.5-Math-PRM: one assistant turn with a special token after each step."""
     system = ChatMessage(role="system", content=DEFAULT_SYSTEM_PROMPT)
@@ -144,10 +139,6 @@ def _two_layer_head(folder: Path) -> Head:
     return Head((read_linear(folder, "score.0"), _one_logit(read_linear(folder, "score.2"), folder)))
 
 
-def _value_head(folder: Path) -> Head:
-    return Head((read_linear(folder, "v_head.summary"),))
-
-
 def _plus_against_minus(folder: Path) -> Head:
     """Returns the rows of a language model's output layer for `+` against `-`, as an answer begins with them."""
     tokenizer = load_tokenizer(str(folder))
@@ -211,7 +202,7 @@ class Family:
     def encoder(self, folder: Path | None) -> Encoder:
         """Returns what encodes readings, with the tokenizer in a folder."""
         if self.encode is None:
-            return generator_tokens
+            return lambda reading: [*reading.question.prompt_tokens, *reading.tokens]
         tokenizer = load_tokenizer(str(folder))
         if self.step_token is not None and single_token(tokenizer, self.step_token) is None:
             raise UserError(f"{folder}: its tokenizer has no token {self.step_token}, which this format marks steps "
@@ -226,7 +217,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("classifier", chat_so_far, _classifier_head, task="classify"),
         # Served with a row for each step token.
         Family("qwen-prm", qwen_steps, _two_layer_head, step_token=QWEN_STEP, task="token_classify"),
-        Family("skywork", skywork_lines, _value_head),
+        Family("skywork", skywork_lines, lambda folder: Head((read_linear(folder, "v_head.summary"),))),
         # Served with returned_token_ids [+, -].
         Family("math-shepherd", shepherd_steps, _plus_against_minus, task="token_classify", good=0),
         Family("rlhflow", rlhflow_turns, _plus_against_minus),
@@ -262,8 +253,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def family_of(folder: Path) -> Family:
     """Recognises a model's family by its own files."""
     architecture = str((read_config(folder).get("architectures") or ["none"])[0])
-    name = _name_of(folder, architecture)
-    if name is None:
+    if (name := _name_of(folder, architecture)) is None:
         raise UserError(f"{folder}: the format of its architecture {architecture} is not known: name it, "
                         f"verifier:FORMAT:{folder}, where FORMAT is one of {', '.join(FAMILIES)}")  # fmt: skip
     return FAMILIES[name]
@@ -276,11 +266,9 @@ def _name_of(folder: Path, architecture: str) -> str | None:
         return "skywork"
     if architecture.endswith("ForSequenceClassification"):
         return "gambit" if own_info(folder) else "classifier"
-    return _name_of_language_model(folder) if architecture.endswith("ForCausalLM") else None
-
-
-def _name_of_language_model(folder: Path) -> str | None:
-    """Recognises a verifier by the model's name alone: nothing in its files shows what it was trained for."""
+    if not architecture.endswith("ForCausalLM"):
+        return None
+    # By the model's name alone: nothing in the files of a language model shows what it was trained for.
     name = f"{folder.resolve()} {read_config(folder).get('_name_or_path')}".lower()
     if "shepherd" in name:
         return "math-shepherd"

@@ -21,9 +21,17 @@ from gambit.training.fit import Say, parts_of
 from gambit.training.objectives import chance_loss, ranking_loss
 from gambit.training.ranking import QUARTERS, clearly_better
 from gambit.training.scoring import calibrating_line
-from gambit.training.verifier.batches import ProblemOrder, TrainingPass, made_ahead
+from gambit.training.verifier.batches import (
+    ProblemOrder,
+    ReadTraces,
+    TrainingPass,
+    lengths_of,
+    load_passages,
+    made_ahead,
+    passage_of,
+    read_traces,
+)
 from gambit.training.verifier.kernels import fit_to_memory, flash_works, recompute, use_fused_layers, use_packing
-from gambit.training.verifier.passages import ReadTraces, lengths_of, load_passages, passage_of, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, UPDATE_TOKENS, VerifierPlan, VerifierRecipe, starting_verifier
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
