@@ -11,9 +11,16 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.cli.app import app
 from gambit.events import LogWriter, read_log
-from gambit.export.lineages import SearchTraces, continuations
 from gambit.export.runs import is_test_set
-from gambit.export.samples import Solved, best_traces, group_of_traces, labelled_thoughts, sibling_pairs
+from gambit.export.samples import (
+    SearchTraces,
+    Solved,
+    best_traces,
+    continuations,
+    group_of_traces,
+    labelled_thoughts,
+    sibling_pairs,
+)
 from gambit.results.record import fold
 from gambit.types import EndReason, StopReason
 from support import GOLDEN

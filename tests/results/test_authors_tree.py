@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from gambit import events as ev
 from gambit.cli.app import app
-from gambit.results.authors_tree import authors_tree
+from gambit.results.record import authors_tree
 from gambit.tree import TraceState
 from support.scripted import ScriptedEngine
 from support.searching import make_settings, run_one

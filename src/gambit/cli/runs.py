@@ -12,8 +12,7 @@ from gambit.answers import Grader
 from gambit.cli.results import Shown, Style
 from gambit.cli.terminal import FAILURE, OK, put, warn
 from gambit.errors import UserError
-from gambit.results.authors_tree import authors_tree
-from gambit.results.record import replay_log
+from gambit.results.record import authors_tree, replay_log
 from gambit.storage.files import write_whole
 from gambit.storage.problems import newest_run
 from gambit.storage.run_folder import LOG_FILE, check_replaceable, check_writable, find_log, find_logs

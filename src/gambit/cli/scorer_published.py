@@ -16,8 +16,7 @@ from gambit.cli.terminal import OK, put, say
 from gambit.config.presets import DEFAULT_MAX_NEW_TOKENS, ModelDefaults
 from gambit.errors import EngineError, UserError
 from gambit.models import files as models
-from gambit.models.files import OFFLINE, is_offline
-from gambit.models.hub import SCHEME, repository_of
+from gambit.models.files import OFFLINE, SCHEME, is_offline, repository_of
 from gambit.scorers.card import card_of, push
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.choice import scorer_file

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gambit.config.trust import SHARES, ScorerTrust, reason_for
 from gambit.errors import UserError, first_line
-from gambit.models.files import OFFLINE, SCORER_FILE, hub_address, is_offline
-from gambit.models.hub import SCHEME, repository_of
+from gambit.models.files import OFFLINE, SCHEME, SCORER_FILE, hub_address, is_offline, repository_of
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
 CARD_FILE = "README.md"

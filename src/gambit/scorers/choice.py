@@ -11,7 +11,6 @@ from typing import cast
 from gambit.config import registry
 from gambit.errors import GambitError, GambitWarning
 from gambit.models import files as models
-from gambit.models import hub
 from gambit.scorers import published
 from gambit.scorers.authors import SUFFIXES as TORCH_SUFFIXES
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
@@ -42,8 +41,8 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
         name = "confidence"
     if name == published.NAME:
         return published.published_scorer(source)
-    if name.startswith(hub.SCHEME):
-        return load_checkpoint(hub.fetched_file(name, models.SCORER_FILE))
+    if name.startswith(models.SCHEME):
+        return load_checkpoint(models.fetched_file(name, models.SCORER_FILE))
     if is_checkpoint_file(name):
         return load_checkpoint(Path(name))
     if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
@@ -65,8 +64,8 @@ def model_scorer(source: str) -> Scorer | None:
 
 def scorer_file(name: str, source: str) -> Path | None:
     """Returns the checkpoint that a scorer's name stands for; None if it is not on this disk."""
-    if name.startswith(hub.SCHEME):
-        return hub.cached_file(name, models.SCORER_FILE)
+    if name.startswith(models.SCHEME):
+        return models.cached_file(name, models.SCORER_FILE)
     own = models.scorer_file(source, name) if name != published.NAME else None
     return published.cached_file(source) if own is None and name in (AUTO, published.NAME) else own
 
