@@ -183,7 +183,9 @@ def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if plan.address == OWN:
-            ray.init(address=OWN, include_dashboard=False, num_cpus=_own_cpus(plan), **quiet)
+            # At least the cores of all engines: on this machine alone nothing is gained by making them wait.
+            cores = max(os.cpu_count() or 1, math.ceil(_cpus(plan) * plan.num_engines))
+            ray.init(address=OWN, include_dashboard=False, num_cpus=cores, **quiet)
         else:
             ray.init(address=plan.address, **quiet)
     except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
@@ -192,8 +194,3 @@ def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
         yield ray.cluster_resources()
     finally:
         ray.shutdown()
-
-
-def _own_cpus(plan: ClusterPlan) -> int:
-    """Returns at least the cores of all engines: on this machine alone nothing is gained by making them wait."""
-    return max(os.cpu_count() or 1, math.ceil(_cpus(plan) * plan.num_engines))

@@ -136,15 +136,15 @@ class WorkQueue(Generic[Tag]):
             if not fit:
                 return
             slot = min(fit, key=lambda slot: len(beside[slot.number]))
-            put = partial(self._put, work)
+
+            def put(message: object, work: Work[Tag] = work) -> None:
+                self._inbox.put((work, message))
+
             try:
                 work.remote, work.slot = self._pool.begin(slot, work.job, put, put, work.news_seconds), slot
             except EngineError:  # it died just now
                 continue
             self.running.append(self._next.popleft())
-
-    def _put(self, work: Work[Tag], message: object) -> None:
-        self._inbox.put((work, message))
 
     def stop(self) -> None:
         """Stops what runs."""

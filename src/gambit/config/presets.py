@@ -56,10 +56,6 @@ class Preset:
     median_length: Length | None = None  # of completed traces, in tokens
     mean_thought_length: Length | None = None  # in tokens
 
-    def lengths_only(self) -> Preset:
-        """Returns the preset without the pool's settings, which are then worked out from the lengths."""
-        return dataclasses.replace(self, swap_size=None, check_interval=None, warmup_tokens=None)
-
 
 PAPER = Preset(capacity=256, swap_size=16, check_interval=200, warmup_tokens=12_000, max_new_tokens=60_000)
 # For the paper's models without `--preset paper`: a pool of a quarter, which one GPU holds.
@@ -240,11 +236,9 @@ def resolved_capacity(config: SearchConfig, defaults: ModelDefaults) -> int:
 
 
 def _preset_of(config: SearchConfig, defaults: ModelDefaults) -> Preset:
-    return {
-        PresetSource.MODEL: defaults.preset,
-        PresetSource.AUTO: defaults.preset.lengths_only(),
-        PresetSource.PAPER: PAPER,
-    }[config.preset]
+    if config.preset is PresetSource.AUTO:  # the pool's settings are worked out from the lengths
+        return dataclasses.replace(defaults.preset, swap_size=None, check_interval=None, warmup_tokens=None)
+    return PAPER if config.preset is PresetSource.PAPER else defaults.preset
 
 
 def _first(*values: T | None) -> T:

@@ -59,7 +59,6 @@ class Exporter:
         self._grader = grader
         self._given = tokenizer
         self._tokenizers: dict[str | None, Tokenizer] = {}  # by model
-        self._weights = cache(weights_of)
 
     def rows(self, source: Source) -> Iterator[Sample]:
         """Yields the rows of one search, each with where it comes from.
@@ -77,7 +76,7 @@ class Exporter:
         complete = search.complete(lambda answer: self._grader.grade(answer, gold))
         origin: Sample = {
             "model": UNKNOWN if model is None else model_name(model),
-            "weights": source.weights or self._weights(model),
+            "weights": source.weights or weights_of(model),
             "benchmark": source.row.benchmark if source.row is not None else None,
             "problem": started.problem_id,
             "policy": started.policy,
@@ -88,6 +87,7 @@ class Exporter:
             yield {**sample, **origin}
 
 
+@cache
 def weights_of(model: str | None) -> str:
     """Returns the hash of a model's files as they are here now, "unknown" if they are not here."""
     return (None if model is None else models.identity_hash(models.locate(model))) or UNKNOWN

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from itertools import pairwise, starmap
+from typing import Any, ClassVar
 
 from gambit import events as ev
 from gambit.results.html import result_html
@@ -184,9 +187,6 @@ class EarlyEnds:
         )
 
 
-Steps: TypeAlias = list[tuple[int, int]]  # apart and in order, each from a first step to one past the last
-
-
 @dataclass(frozen=True, slots=True)
 class SearchSharing:
     """Tokens whose keys and values the decode steps of a search read, summed over steps: the cost of attention."""
@@ -275,94 +275,57 @@ class SearchResult:
         return result_html(self)
 
 
-class _Stint(NamedTuple):
-    """Steps without a gap in which a trace decodes one token each."""
-
-    first_step: int
-    num_steps: int
-    num_before: int  # own tokens before the first of them
-
-    @property
-    def own_tokens(self) -> int:
-        """Returns the own tokens that these steps read: in each, all that the trace has written before."""
-        return self.num_steps * self.num_before + self.num_steps * (self.num_steps - 1) // 2
-
-
-class _Branch(NamedTuple):
-    """Traces that have the first `length` tokens of a stretch in common, and the steps in which any of them decodes."""
-
-    length: int
-    steps: Steps
-
-
 def sharing_of(tree: TraceTree, prompt_tokens: int) -> SearchSharing:
     """Returns what the decode steps of an ended search read, as if it had run on one engine.
 
     A trace is taken to decode one token in every step from its admission on, until it has as many as the log gives it;
-    time as a ghost or in the queue is left out. The step that admits a trace counts like any other.
+    time as a ghost or in the queue is left out. The step that admits a trace counts like any other. Of the traces that
+    decode in a step, depth first, each has to read again all but what it has in common with the one before it.
     """
-    total = unique = 0
-    branches: list[list[_Branch]] = [[] for _ in tree.traces]  # by the trace whose own tokens they begin with
-    from_prompt: list[_Branch] = []
-    for trace in reversed(tree.traces):  # children come after their parents
-        stints = list(_stints(trace))
-        own = sum(stint.own_tokens for stint in stints)
-        total += own + (prompt_tokens + trace.inherited) * sum(stint.num_steps for stint in stints)
-        steps = _joined((stint.first_step, stint.first_step + stint.num_steps) for stint in stints)
-        read, steps = _read_again(branches[trace.id], steps)
-        unique += own + read
-        holder = _holder_of_last_inherited(tree, trace)
-        if holder is None:
-            from_prompt.append(_Branch(prompt_tokens, steps))
-        else:
-            branches[holder.id].append(_Branch(trace.inherited - holder.inherited, steps))
-    unique += _read_again(from_prompt, [])[0]
+    order = _depth_first(tree)
+    total = shared = common = last = 0
+    changes: list[tuple[int, bool, int]] = []  # step, whether a trace begins or ends decoding there, its place in order
+    for place, trace in enumerate(order):
+        written = trace.num_given
+        for step, until in zip(trace.admitted_steps, (*trace.queued_tokens, trace.num_own_tokens), strict=False):
+            if until > written:  # not so if the log or the engine broke off before the trace's tokens were reported
+                total += (until - written) * (prompt_tokens + trace.inherited)
+                total += sum(range(written, until))
+                changes += [(step, True, place), (step + until - written, False, place)]
+                written = until
+
+    def in_common(place: int, other: int) -> int:
+        return prompt_tokens + min(trace.inherited for trace in order[place + 1 : other + 1])
+
+    decoding: list[int] = []  # places
+    for step, begins, place in sorted(changes):
+        shared, last = shared + (step - last) * common, step
+        at = bisect_left(decoding, place)
+        if not begins:
+            del decoding[at]
+        near = [*decoding[max(0, at - 1) : at], place, *decoding[at : at + 1]]
+        change = sum(starmap(in_common, pairwise(near))) - (in_common(near[0], near[2]) if len(near) == 3 else 0)
+        common += change if begins else -change
+        if begins:
+            decoding.insert(at, place)
+    unique = total - shared
     return SearchSharing(total, unique, total / unique if unique else 1.0)
 
 
-def _stints(trace: Trace) -> Iterator[_Stint]:
-    written = trace.num_given
-    for step, until in zip(trace.admitted_steps, (*trace.queued_tokens, trace.num_own_tokens), strict=False):
-        if until > written:  # not so if the log or the engine broke off before the trace's tokens were reported
-            yield _Stint(step, until - written, written)
-            written = until
+def _depth_first(tree: TraceTree) -> list[Trace]:
+    """Returns the traces depth first: each has its `inherited` tokens in common with the one before it.
 
-
-def _holder_of_last_inherited(tree: TraceTree, trace: Trace) -> Trace | None:
-    """Returns the trace whose own token is the last that `trace` inherited; None if that has the prompt alone.
-
-    It is not always the parent: a child may leave where its parent began, or before.
+    A trace hangs on the one whose own token is the last that it inherited. That is not always its parent: a child may
+    leave where its parent began, or before.
     """
-    holder = trace
-    while holder.parent is not None:
-        holder = tree.traces[holder.parent]
-        if holder.inherited < trace.inherited:
-            return holder
-    return None
-
-
-def _read_again(branches: Iterable[_Branch], covered: Steps) -> tuple[int, Steps]:
-    """Returns the tokens of a stretch that branches read in steps not covered, and all steps in which it is read.
-
-    The longest branch of a step reads what the others do. A trace that decodes is as long as any of its branches.
-    """
-    read = 0
-    for branch in sorted(branches, reverse=True):
-        together = _joined((*covered, *branch.steps))
-        read += branch.length * (_num_steps(together) - _num_steps(covered))
-        covered = together
-    return read, covered
-
-
-def _num_steps(steps: Steps) -> int:
-    return sum(end - begin for begin, end in steps)
-
-
-def _joined(steps: Iterable[tuple[int, int]]) -> Steps:
-    joined: Steps = []
-    for begin, end in sorted(steps):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return joined
+    below: defaultdict[int | None, list[Trace]] = defaultdict(list)
+    for trace in tree.traces:
+        holder = trace.parent
+        while holder is not None and tree.traces[holder].inherited >= trace.inherited:
+            holder = tree.traces[holder].parent
+        below[holder].append(trace)
+    order, waiting = [], sorted(below[None], key=lambda trace: trace.inherited)
+    while waiting:
+        order.append(waiting.pop())
+        waiting += sorted(below[order[-1].id], key=lambda trace: trace.inherited)
+    return order

@@ -39,31 +39,17 @@ ROUND_TOKENS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The places of the sequences in a packed row."""
+    """The sequences of a packed row."""
 
     starts: Tensor  # [sequence + 1] int32: where each begins, and the end of the last
-    places: Tensor  # [token] among `count` × `longest`, when the sequences are set side by side
-    count: int
-    longest: int
-    uses_flash: bool = False  # one kernel for sequences of all lengths, instead of setting them side by side
+    lengths: list[int]
+    uses_flash: bool = False  # one kernel for sequences of all lengths, instead of one after the other
 
     @classmethod
     def of(cls, lengths: Sequence[int], uses_flash: bool = False) -> Packing:
         """Lays out sequences of these lengths, on the CPU."""
-        longest = max(lengths)
-        places = np.concatenate([row * longest + np.arange(length) for row, length in enumerate(lengths)])
         starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return cls(torch.from_numpy(starts), torch.from_numpy(places), len(lengths), longest, uses_flash)
-
-    def apart(self, packed: Tensor) -> Tensor:
-        """Turns [1, head, token, feature] into [sequence, head, token, feature], zeros after each sequence."""
-        empty = packed.new_zeros(self.count * self.longest, packed.shape[1], packed.shape[3])
-        filled = empty.index_copy(0, self.places, packed[0].transpose(0, 1))
-        return filled.view(self.count, self.longest, *filled.shape[1:]).transpose(1, 2)
-
-    def together(self, apart: Tensor) -> Tensor:
-        """Turns what `apart` returns into [1, token, head, feature]."""
-        return apart.transpose(1, 2).flatten(0, 1)[self.places][None]
+        return cls(torch.from_numpy(starts), list(lengths), uses_flash)
 
 
 Moved = TypeVar("Moved", bound="DataclassInstance")
@@ -95,19 +81,20 @@ def packed_attention(
     **_: object,
 ) -> tuple[Tensor, None]:
     """Computes causal attention within each sequence; without a packing these are rows, padded on the right."""
-    longest = query.shape[2] if packing is None else packing.longest
+    longest = query.shape[2] if packing is None else max(packing.lengths)
     if softcap is not None or (sliding_window is not None and longest > sliding_window):
         raise UserError(f"a verifier cannot be trained on {type(module).__name__} with a capped softmax, or with a "
                         f"sliding window of {sliding_window} and traces of {longest} tokens")  # fmt: skip
     if packing is None:
-        return _side_by_side(query, key, value, scaling).transpose(1, 2).contiguous(), None
+        return _causal(query, key, value, scaling).transpose(1, 2).contiguous(), None
     if packing.uses_flash:
         return _flash(query, key, value, packing, scaling), None
-    found = _side_by_side(packing.apart(query), packing.apart(key), packing.apart(value), scaling)
-    return packing.together(found).contiguous(), None
+    sequences = zip(*(torch.split(each, packing.lengths, dim=2) for each in (query, key, value)), strict=True)
+    found = torch.cat([_causal(q, k, v, scaling) for q, k, v in sequences], dim=2)
+    return found.transpose(1, 2).contiguous(), None
 
 
-def _side_by_side(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     is_grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=is_grouped)
 
@@ -115,7 +102,7 @@ def _side_by_side(query: Tensor, key: Tensor, value: Tensor, scaling: float | No
 def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None) -> Tensor:
     """Returns [1, token, head, feature] by torch's flash kernel for sequences of different lengths."""
     rows = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
-    most = -(-packing.longest // LENGTH_ROUNDING) * LENGTH_ROUNDING
+    most = -(-max(packing.lengths) // LENGTH_ROUNDING) * LENGTH_ROUNDING
     found: Tensor = torch.ops.aten._flash_attention_forward(
         *rows, packing.starts, packing.starts, most, most, 0.0, True, False, scale=scaling
     )[0]

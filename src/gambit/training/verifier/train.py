@@ -194,7 +194,7 @@ class _TrainingRun:
     def fit(self) -> None:
         """Trains for all epochs, or until the time is over."""
         self._began = time.monotonic()
-        attention = "torch's flash kernel" if self._uses_flash else "padded"
+        attention = "torch's flash kernel" if self._uses_flash else "one trace after the other"
         self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched; passes of "
                   f"{self._most_tokens:,} tokens, attention: {attention}")  # fmt: skip
         self._verifier.network.train()
