@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from gambit.errors import UserError
 
@@ -281,15 +281,28 @@ class ChatMessage(TypedDict):
 
     role: str
     content: str
+    tool_calls: NotRequired[Sequence[Mapping[str, object]]]  # of an assistant, in OpenAI's form
+    tool_call_id: NotRequired[str]  # of the result of a tool
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools that a model may call, in OpenAI's form: chat templates take it."""
+
+    tools: tuple[Mapping[str, object], ...]
+    names: frozenset[str]
+    choice: str = "auto"  # auto: a call or an answer; required: a call; else the name of the function to call
+    are_parallel: bool = True  # several calls may be made together
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, as text or as chat messages, and the beginning of the model's answer."""
+    """A question, as text or as chat messages, the beginning of the model's answer, and the tools that it may call."""
 
     question: str | Sequence[ChatMessage]
     id: str = "problem"
     prefix_tokens: tuple[int, ...] = ()  # of the answer: traces continue it, and it counts as part of them
+    tools: Toolbox | None = None  # traces then vote over calls
 
     def __post_init__(self) -> None:
         """Checks the id: it names a problem's folder, and must not lead out of the run's."""

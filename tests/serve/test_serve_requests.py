@@ -206,7 +206,10 @@ ASKING = {
 def test_whatever_is_not_supported_is_refused_by_name(reader):
     assert set(ASKING) == set(UNSUPPORTED)
     for name, value in ASKING.items():
-        refused = refusal(reader, **{name: value})
+        kind, body = (CompletionFields, {"prompt": "a?"}) if "tool" in name else (ChatFields, {"messages": QUESTION})
+        with pytest.raises(ApiError) as caught:
+            reader.read(kind, {"model": "M", **body, name: value}, NOBODY)
+        refused = caught.value
         assert refused.param == name and name in refused.message
 
 
@@ -233,7 +236,7 @@ MISTAKES = [
     ({"user": "u" * 513}, "user"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "assistant", "content": "b"}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "b"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "b"}]}, "messages[0]"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
@@ -272,9 +275,9 @@ def test_mistakes_are_named(reader):
         ),
         ({"stop": 5}, "stop must be a string or an array"),
         ({"messages": ["hi"]}, 'messages[0] = "hi": must be an object'),
-        ({"messages": []}, "messages must end with a user message"),
+        ({"messages": []}, "messages must end with a user message, or after one with a tool's result"),
         ({"model": None}, "model is missing: `GET /v1/models` lists them"),
-        ({"tools": [1]}, "tools is not supported by this server: leave it out"),
+        ({"tools": [1]}, "tools[0] = 1: must be an object"),
         ({"top_p": 0}, "top_p = 0.0: input should be greater than 0"),
     ],
 )
@@ -289,7 +292,7 @@ def test_the_other_formats_refuse_too(reader):
     for prompt in (None, ["a", "b"], [1, 2], []):
         with pytest.raises(ApiError, match="prompt"):
             reader.read(CompletionFields, {"model": "M", "prompt": prompt}, NOBODY)
-    for name in set(UNSUPPORTED) - {"metadata", "store", "reasoning"}:
+    for name in set(UNSUPPORTED) - {"metadata", "store", "reasoning", "tools", "tool_choice", "parallel_tool_calls"}:
         with pytest.raises(ApiError, match=name):
             reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, NOBODY)
     for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):

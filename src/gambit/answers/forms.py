@@ -30,6 +30,7 @@ from gambit.answers.spelling import (
 )
 
 MAX_ANSWER_LENGTH = 2000  # a longer "answer" is prose; also keeps a request within one pipe buffer, so no write blocks
+JSON = ('{"', '[{"')  # begin answers that are spelled in one way only (structured.py)
 MAX_ROUNDS = 20  # of rewriting; what has not settled by then is hostile
 MAX_DEPTH = 6
 
@@ -190,6 +191,8 @@ def _interval(low: str, first: str, variable: str, second: str, high: str) -> tu
 @lru_cache(maxsize=65_536)  # a vote asks for the same answers again and again
 def canonical(answer: str) -> str:
     """Returns the normal spelling, which is its own normal spelling."""
+    if answer.startswith(JSON):
+        return answer
     plain = text = " ".join(answer.split())
     for _ in range(MAX_ROUNDS):
         if len(text) > MAX_ANSWER_LENGTH:
@@ -205,7 +208,8 @@ def canonical(answer: str) -> str:
 def read(answer: str) -> Form:
     """Returns the structure of an answer's normal spelling."""
     form = canonical(answer)
-    return _read(tidy(form)) if len(form) <= MAX_ANSWER_LENGTH else Value(form, Kind.WORD)
+    is_short = len(form) <= MAX_ANSWER_LENGTH and not form.startswith(JSON)
+    return _read(tidy(form)) if is_short else Value(form, Kind.WORD)
 
 
 SEPARATOR = re.compile(r"(?:[,;]|\\l(?:and|or)(?![A-Za-z])) ?")

@@ -74,8 +74,13 @@ def preset_for(model: str, folder: Path | None) -> Preset:
     return PAPER_MODEL if is_paper_model else Preset()
 
 
-def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
-    """Returns the user's, else the model's, else the default for boxed answers; None for none."""
+def system_prompt_of(config: SearchConfig, preset: Preset, *, has_tools: bool = False) -> str | None:
+    """Returns the user's, else the model's, else the default for boxed answers; None for none.
+
+    A request to box the answer would keep a model from calling tools.
+    """
+    if has_tools:
+        return config.system_prompt or None
     usual = DEFAULT_SYSTEM_PROMPT.removesuffix(".") if config.compat is Compat.AUTHORS else DEFAULT_SYSTEM_PROMPT
     return _first(config.system_prompt, preset.system_prompt, usual) or None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from pydantic import BaseModel
+
 from gambit.serve.http import KEEP_ALIVE, ApiError, event
 from gambit.serve.requests import AnyRequest, ChatFields, CompletionFields, ResponseFields
-from gambit.serve.search import AnswerChoice, SearchAnswer, SearchStatus, ServedSearch
+from gambit.serve.search import AnswerChoice, MadeCall, SearchAnswer, SearchStatus, ServedSearch
 from gambit.serve.settings import ApiKey
 
 CHUNK_LENGTH = 2000  # characters of one delta
@@ -40,7 +42,15 @@ class CompletionFormat:
         answer = search.outcome()
         choices = []
         for index, choice in enumerate(answer.choices):
-            message = {"role": "assistant", "content": choice.content, "refusal": None, **_reasoning(choice.reasoning)}
+            calls = {"tool_calls": [_call(call) for call in choice.calls]} if choice.calls else {}
+            content = None if choice.calls and not choice.content else choice.content
+            message = {
+                "role": "assistant",
+                "content": content,
+                "refusal": None,
+                **_reasoning(choice.reasoning),
+                **calls,
+            }
             shown = {"message": message} if self.is_chat else {"text": choice.content}
             choices.append({"index": index, "finish_reason": _finish(choice), "logprobs": None, **shown})
         return {**self._envelope(search, self.kind), "choices": choices, "usage": _usage(answer),
@@ -73,7 +83,7 @@ class CompletionFormat:
             return [{"text": piece} for piece in pieces(choice.content)]
         thoughts = [_reasoning(piece) for piece in pieces(_won(choice))]
         words: list[Json] = [{"content": piece} for piece in pieces(choice.content)]
-        return thoughts + words
+        return thoughts + words + list(_call_deltas(choice.calls))
 
     def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
         rest = {"index": index, "finish_reason": finish_reason, "logprobs": None}
@@ -84,7 +94,21 @@ class CompletionFormat:
 
 
 def _finish(choice: AnswerChoice) -> str:
-    return "stop" if choice.is_whole else "length"
+    return "length" if not choice.is_whole else "tool_calls" if choice.calls else "stop"
+
+
+def _call(call: MadeCall, arguments: str | None = None) -> Json:
+    """Returns a call as chat completions write it; `arguments`: instead of its own."""
+    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_deltas(calls: Sequence[MadeCall]) -> Iterator[Json]:
+    """Yields calls as clients put them together: the name first, and then the arguments, to be joined."""
+    for index, call in enumerate(calls):
+        yield {"tool_calls": [{"index": index, **_call(call, "")}]}
+        for piece in pieces(call.arguments):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _reasoning(text: str | None) -> Json:
@@ -126,14 +150,14 @@ class ResponseFormat:
             "metadata": fields.metadata,
             "model": search.request.fields.model,
             "output": [] if answer is None else list(_items(search, answer.choices[0])),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": fields.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": search.request.config.effort, "summary": None},
             "store": fields.store,
             "temperature": search.request.config.temperature,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": _flat(fields.tool_choice),
+            "tools": [_flat(tool) for tool in fields.tools],
             "top_p": search.request.config.top_p,
             "truncation": "disabled",
             "usage": None if answer is None else {
@@ -172,17 +196,41 @@ class ResponseFormat:
         thinking += _won(choice)
         yield made("response.reasoning_text.done", **place, text=thinking)
         yield made("response.output_item.done", output_index=0, item=_reasoning_item(search, thinking))
-        begun = _message_item(search, None, "in_progress")
-        place = {"item_id": begun["id"], "output_index": 1, "content_index": 0}
-        yield made("response.output_item.added", output_index=1, item=begun)
-        yield made("response.content_part.added", **place, part=_text_part(""))
-        for piece in pieces(choice.content):
-            yield made("response.output_text.delta", **place, delta=piece, logprobs=[])
-        yield made("response.output_text.done", **place, text=choice.content, logprobs=[])
-        yield made("response.content_part.done", **place, part=_text_part(choice.content))
-        ended = _message_item(search, choice.content, "completed")
-        yield made("response.output_item.done", output_index=1, item=ended)
+        items = [_message_events(search, choice.content)] if choice.content or not choice.calls else []
+        for index, item in enumerate([*items, *map(_call_events, choice.calls)], start=1):
+            for kind, more in item:
+                yield made(kind, output_index=index, **more)
         yield made(f"response.{_status(search)}", response=self.whole(search))
+
+
+def _message_events(search: ServedSearch, content: str) -> Iterator[tuple[str, Json]]:
+    begun, ended = _message_item(search, None, "in_progress"), _message_item(search, content, "completed")
+    place = {"item_id": begun["id"], "content_index": 0}
+    yield "response.output_item.added", {"item": begun}
+    yield "response.content_part.added", {**place, "part": _text_part("")}
+    for piece in pieces(content):
+        yield "response.output_text.delta", {**place, "delta": piece, "logprobs": []}
+    yield "response.output_text.done", {**place, "text": content, "logprobs": []}
+    yield "response.content_part.done", {**place, "part": _text_part(content)}
+    yield "response.output_item.done", {"item": ended}
+
+
+def _call_events(call: MadeCall) -> Iterator[tuple[str, Json]]:
+    begun, ended = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
+    yield "response.output_item.added", {"item": begun}
+    for piece in pieces(call.arguments):
+        yield "response.function_call_arguments.delta", {"item_id": begun["id"], "delta": piece}
+    done = {"item_id": begun["id"], "name": call.name, "arguments": call.arguments}
+    yield "response.function_call_arguments.done", done
+    yield "response.output_item.done", {"item": ended}
+
+
+def _flat(value: BaseModel | str) -> object:
+    """Returns a tool, or the choice of one, as `/v1/responses` writes it: a type beside the fields of its function."""
+    if isinstance(value, str):
+        return value
+    found = value.model_dump()
+    return {"type": found["type"], **found["function"]}
 
 
 def _status(search: ServedSearch) -> str:
@@ -194,7 +242,11 @@ def _status(search: ServedSearch) -> str:
 def _items(search: ServedSearch, choice: AnswerChoice) -> Iterator[Json]:
     if choice.reasoning:
         yield _reasoning_item(search, choice.reasoning)
-    yield _message_item(search, choice.content, "completed" if choice.is_whole else "incomplete")
+    status = "completed" if choice.is_whole else "incomplete"
+    if choice.content or not choice.calls:
+        yield _message_item(search, choice.content, status)
+    for call in choice.calls:
+        yield _call_item(call, call.arguments, status)
 
 
 def _reasoning_item(search: ServedSearch, text: str | None) -> Json:
@@ -207,6 +259,11 @@ def _message_item(search: ServedSearch, text: str | None, status: str) -> Json:
     content = [] if text is None else [_text_part(text)]
     return {"id": search.id_as("msg_"), "type": "message", "role": "assistant", "status": status,
             "content": content}  # fmt: skip
+
+
+def _call_item(call: MadeCall, arguments: str, status: str) -> Json:
+    return {"id": call.id.replace("call_", "fc_", 1), "type": "function_call", "call_id": call.id, "name": call.name,
+            "arguments": arguments, "status": status}  # fmt: skip
 
 
 def _text_part(text: str) -> Json:

@@ -222,7 +222,7 @@ class SearchDesk:
     async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
         out = self._settings.out_dir
         search.pending = self._submit(
-            Problem(search.request.question, id=search.id),
+            Problem(search.request.question, id=search.id, tools=search.request.tools),
             config,
             partial(self._on_event, search),
             partial(self._on_note, search) if search.has_reader else None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gambit.config import registry
@@ -21,7 +21,8 @@ from gambit.errors import UserError
 from gambit.search.choice import GROUP, check_search
 from gambit.serve.http import ApiError, Fields, bad_request
 from gambit.serve.settings import ApiKey
-from gambit.types import ChatMessage, Problem
+from gambit.serve.tools import RequestModel, ToolCall, ToolFields, as_messages
+from gambit.types import ChatMessage, Problem, Toolbox
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -70,12 +71,6 @@ FLAGS = {name for name, field in SearchConfig.model_fields.items() if field.anno
 # -- the formats -----------------------------------------------------------------------------------------------------
 
 
-class RequestModel(BaseModel):
-    """A JSON object of a request: types are not converted, and unknown fields are refused."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
-
-
 class TextPart(RequestModel, extra="ignore"):
     """A piece of a message's text; other fields, such as annotations of an earlier answer, are ignored."""
 
@@ -101,8 +96,10 @@ class Message(RequestModel):
     """A message of a conversation."""
 
     type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(_listed)]
+    tool_calls: list[ToolCall] = Field([])
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -111,22 +108,39 @@ class Message(RequestModel):
         if not isinstance(value, dict):
             return value
         is_assistant = value.get("role") == "assistant"
-        return {
+        found = {
             name: item
             for name, item in value.items()
             if name in ("role", "content")
             or not (item in (None, [], "") or (is_assistant and name.startswith("reasoning")))
         }
+        if is_assistant and "tool_calls" in found and found.get("content") is None:
+            found["content"] = ""
+        return found
+
+    @model_validator(mode="after")
+    def _suits_its_role(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("has tool_calls, which an assistant alone makes")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("must have a tool_call_id if and only if its role is tool")
+        return self
 
     def to_chat(self) -> ChatMessage:
         """Returns the message as prompts are made of it; a developer is a system by another name."""
         role = "system" if self.role == "developer" else self.role
-        return ChatMessage(role=role, content="".join(part.text for part in self.content))
+        message = ChatMessage(role=role, content="".join(part.text for part in self.content))
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_chat() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 def _ends_with_user(messages: list[Message]) -> list[Message]:
-    if not messages or messages[-1].role != "user":
-        raise ValueError("must end with a user message")
+    roles = [message.role for message in messages]
+    if "user" not in roles or roles[-1] not in ("user", "tool"):
+        raise ValueError("must end with a user message, or after one with a tool's result")
     return messages
 
 
@@ -142,11 +156,7 @@ def _from_input(value: object) -> list[object]:
     """Returns a text as a user's message, and messages without what `/v1/responses` adds to them."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    added = {"id", "status"}
-    return [
-        {name: each[name] for name in each if name not in added} if isinstance(each, dict) else each
-        for each in _listed(value)
-    ]
+    return as_messages(_listed(value))
 
 
 class StreamOptions(RequestModel):
@@ -182,9 +192,9 @@ class SearchFields(RequestModel):
     """Fields of all three formats."""
 
     model: NonEmpty
-    gambit: dict[str, Any] = {}
+    gambit: dict[str, Any] = Field({})
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
-    stop: Annotated[list[NonEmpty], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] = []
+    stop: Annotated[list[NonEmpty], BeforeValidator(_listed)] = Field([], max_length=MOST_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: User | None = None
@@ -202,7 +212,7 @@ class SearchFields(RequestModel):
         return self.reasoning_effort
 
 
-class ChatFields(SearchFields):
+class ChatFields(SearchFields, ToolFields):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], AfterValidator(_ends_with_user)]
@@ -218,7 +228,7 @@ class CompletionFields(SearchFields):
     max_tokens: Length | None = None
 
 
-class ResponseFields(SearchFields):
+class ResponseFields(SearchFields, ToolFields):
     """The body of `/v1/responses`."""
 
     messages: Annotated[list[Message], BeforeValidator(_from_input), AfterValidator(_ends_with_user)] = Field(
@@ -229,9 +239,9 @@ class ResponseFields(SearchFields):
     reasoning: ReasoningOptions = ReasoningOptions()
     background: bool = False
     store: bool = True
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-    ] = {}
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        {}, max_length=16
+    )
 
     @property
     def effort(self) -> EffortName | None:
@@ -308,6 +318,10 @@ class CheckedRequest:
     @property
     def user(self) -> str | None:
         return self.fields.user or self.fields.safety_identifier
+
+    @property
+    def tools(self) -> Toolbox | None:
+        return self.fields.toolbox if isinstance(self.fields, ToolFields) else None
 
     @property
     def last_message(self) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 
 from gambit import events as ev
 from gambit.answers import AnswerKind
+from gambit.answers.structured import CALL, answered_calls, canonical_json
 from gambit.cluster.serving import AnySearch, AnySolver
 from gambit.events import Chain
 from gambit.results.result import SearchResult
@@ -99,6 +100,20 @@ class MemoryLog:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeCall:
+    """A call of a tool, with an id under which its result may come back."""
+
+    name: str
+    arguments: str  # as JSON
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    @classmethod
+    def all_in(cls, answer: str | None) -> tuple[MadeCall, ...]:
+        """Returns the calls that an answer stands for."""
+        return tuple(cls(str(call["name"]), canonical_json(call["arguments"])) for call in answered_calls(answer))
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerChoice:
     """One of the answers, with the thinking of its trace and the text after it."""
 
@@ -106,6 +121,7 @@ class AnswerChoice:
     content: str
     is_whole: bool  # else it was cut short
     trace: int | None
+    calls: tuple[MadeCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +155,15 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
         tokens = record.tree.tokens_of(trace.id)
         num_after += _num_after_thinking(tokens, solver.think_end, thinks=pending.thinks)
         reasoning, content = _parted(solver.text_of(tokens), thinks=pending.thinks)
-        if not content and answer is not None:
+        calls = MadeCall.all_in(answer) if request.tools is not None else ()
+        if calls:
+            content = content.partition(CALL)[0].strip()
+        elif not content and answer is not None:
             warnings.append(NO_TEXT)
             content = f"\\boxed{{{answer}}}" if request.config.answer is AnswerKind.BOXED else answer
         content, is_stopped = _cut_at(content, request.fields.stop)
         is_whole = is_stopped or (trace.end_reason is EndReason.STOP and not is_cut)
-        choices.append(AnswerChoice(reasoning, content, is_whole, trace.id))
+        choices.append(AnswerChoice(reasoning, content, is_whole, trace.id, calls))
     generated = result.tokens.generated
     choices = choices or [AnswerChoice(None, "", is_whole=False, trace=None)]
     return SearchAnswer(tuple(choices), len(record.started.prompt_tokens), generated, max(generated - num_after, 0),

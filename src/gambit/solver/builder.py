@@ -17,6 +17,7 @@ from typing import cast
 
 from gambit import events as ev
 from gambit.answers import Extractor, Grader, extractor_for
+from gambit.answers.structured import with_calls
 from gambit.config.options import Compat, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import Engine, SearchSpec, check_prompt, start_engine
@@ -253,8 +254,9 @@ class SearchBuilder:
         prompt = encode_problem(
             parts.engine.tokenizer,
             problem.question,
-            system_prompt=system_prompt_of(config, parts.defaults.preset),
+            system_prompt=system_prompt_of(config, parts.defaults.preset, has_tools=problem.tools is not None),
             enable_thinking=config.enable_thinking,
+            tools=problem.tools,
         )
         tokens = (*prompt.token_ids, *problem.prefix_tokens)
         check_prompt(parts.engine.info, len(tokens))
@@ -300,6 +302,8 @@ class SearchBuilder:
             has_verifier=verifier is not None,
         )
         extract = request.extractor or extractor_for(config.answer)
+        if request.problem.tools is not None:
+            extract = with_calls(extract, request.problem.tools)
         callbacks = Callbacks(
             lambda own: extract(parts.text_of([*prefix, *own])),
             parts.grader.for_vote,

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gambit.answers import AnswerKind
+from gambit.answers.structured import CALL
 from gambit.errors import UserError
 from gambit.text.boundary import THINK_END, THINK_START, BoundaryRule
 from gambit.text.tokenizers import Tokenizer, single_token
-from gambit.types import ChatMessage
+from gambit.types import ChatMessage, Toolbox
 
 DEFAULT_SYSTEM_PROMPT = r"Please reason step by step, and put your final answer within \boxed{}."
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|return|>")
@@ -35,15 +36,21 @@ def encode_problem(
     system_prompt: str | None = DEFAULT_SYSTEM_PROMPT,
     enable_thinking: bool = True,
     add_think_tag: bool = False,
+    tools: Toolbox | None = None,
 ) -> EncodedPrompt:
     """Encodes a problem. `add_think_tag` opens the think block for the model where the template leaves that to it."""
     messages = _messages(problem, system_prompt)
     notes: list[str] = []
+    if tools is not None:
+        _check_tools(str(tokenizer.chat_template))
     if tokenizer.chat_template is None:
         text = "\n\n".join(message["content"] for message in messages) + "\n\n"
         notes.append("the tokenizer has no chat template: the problem is sent as plain text, without turns")
     else:
-        text = _render(tokenizer, messages, _template_options(tokenizer, enable_thinking, notes))
+        options: dict[str, object] = {**_template_options(tokenizer, enable_thinking, notes)}
+        if tools is not None:
+            options["tools"] = list(tools.tools)
+        text = _render(tokenizer, messages, options)
     if add_think_tag:
         text = _open_thinking(tokenizer, text, notes)
     ids = tokenizer.encode(text, add_special_tokens=tokenizer.chat_template is None)
@@ -53,9 +60,10 @@ def encode_problem(
 
 def _messages(problem: str | Sequence[ChatMessage], system_prompt: str | None) -> list[ChatMessage]:
     messages = [ChatMessage(role="user", content=problem)] if isinstance(problem, str) else list(problem)
-    if not messages or messages[-1]["role"] != "user":
-        raise UserError(f"the problem must end with a user message, not with {messages[-1:]}")
-    if not messages[-1]["content"].strip():
+    roles = [message["role"] for message in messages]
+    if "user" not in roles or roles[-1] not in ("user", "tool"):
+        raise UserError(f"the problem must end with a user message or a tool's result, not with {messages[-1:]}")
+    if messages[-1]["role"] == "user" and not messages[-1]["content"].strip():
         raise UserError(f"the problem is empty ({messages[-1]['content']!r}): give it some text")
     if system_prompt and all(message["role"] != "system" for message in messages):
         messages.insert(0, ChatMessage(role="system", content=system_prompt))
@@ -70,7 +78,16 @@ def _template_options(tokenizer: Tokenizer, enable_thinking: bool, notes: list[s
     return {}
 
 
-def _render(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, bool]) -> str:
+def _check_tools(template: str) -> None:
+    """Raises if a model takes no tools, or makes calls in another form than is read here."""
+    if "tools" not in template:
+        raise UserError("the chat template of this model takes no tools: leave tools out, or use another model")
+    if CALL not in template:
+        raise UserError(f"this model does not write calls of tools as JSON in {CALL} tags, which alone is read: leave "
+                        "tools out, or use another model")  # fmt: skip
+
+
+def _render(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, object]) -> str:
     """Renders a prompt. Templates without a system role raise or skip that message: then the first user turn has it."""
     from jinja2 import TemplateError
 

@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
         self, sequences: Sequence[Sequence[int]], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> list[str]: ...
     def apply_chat_template(
-        self, conversation: Sequence[ChatMessage], /, *, tokenize: bool, add_generation_prompt: bool, **options: bool
+        self, conversation: Sequence[ChatMessage], /, *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> str: ...
 
 
@@ -121,7 +121,7 @@ class JsonTokenizer:
         return self._backend.decode_batch([list(each) for each in sequences], skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: Sequence[ChatMessage], /, *, tokenize: bool, add_generation_prompt: bool, **options: bool
+        self, conversation: Sequence[ChatMessage], /, *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> str:
         assert not tokenize
         names = {"messages": list(conversation), "tools": None, "documents": None, **self._special_tokens, **options}
