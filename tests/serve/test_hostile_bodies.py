@@ -25,6 +25,11 @@ TEXTS, NUMBERS, FLAGS = ["", "x", "\0", "1"], [0, -1, 10**30, 1.5, float("1e308"
 THINGS = [[], {}, [[]], {"a": {}}, [None]]
 LONG = "x" * 5000
 
+
+def tool(**changes):
+    return {"type": "function", "function": {"name": "f", **changes}}
+
+
 # Fields with values that they do not take, by the formats that have them.
 WRONG = [
     *((ALL, "model", value) for value in ["", 5, True, [], {}, ["M"], {"id": "M"}]),
@@ -50,6 +55,16 @@ WRONG = [
         [{"role": "assistant", "content": "x"}], [USER, {"role": "system", "content": "x"}],
         [{**USER, "name": "x"}], [{**USER, "tool_calls": [1]}], [{**USER, "type": "function_call"}], [USER, None],
     ]),
+    *(((ChatFields, ResponseFields), "tools", value) for value in [
+        5, "x", True, {}, [5], [[]], [None], [{}], [{"type": "function"}], [{"type": "web_search"}],
+        [{"function": {"name": "f"}}], [tool(name="")], [tool(parameters=[])], [tool(x=1)],
+        [tool(name=str(number)) for number in range(129)],
+    ]),
+    *(((ChatFields, ResponseFields), "tool_choice", value) for value in [5, "x", True, [], {}, {"type": "function"}]),
+    *(((ChatFields, ResponseFields), "parallel_tool_calls", value) for value in [0, "x", [], {}]),
+    *((ALL, "reasoning_effort", value) for value in ["", "x", 5, True, [], {}, "LOW"]),
+    *((ALL, "thinking_token_budget", value) for value in [0, -1, 1.5, "5", True, [], {}]),
+    *(((ResponseFields,), "reasoning", value) for value in [5, "x", True, [], {"effort": "x"}, {"summary": "auto"}]),
     *(((ChatFields, CompletionFields), "max_tokens", value) for value in [0, -1, 1.5, "5", True, [], {}]),
     *(((ChatFields,), "max_completion_tokens", value) for value in [0, -1, 1.5, "5", True, [], {}]),
     *(((ChatFields,), "chat_template_kwargs", value) for value in [5, "x", [], {"x": 1}, {"enable_thinking": 1}]),
