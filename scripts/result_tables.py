@@ -346,18 +346,48 @@ def forest() -> str:
     return table(columns, rows)
 
 
+def forest_search() -> str:
+    found = read("forest_speed_qwen3-8b.json")["search"]
+    names = {"sc, 1 islands, stock": "voting, stock attention", "gambit, 1 islands, stock": "Gambit, 1 island, stock",
+             "gambit, 1 islands, auto": "Gambit, 1 island, `auto`",
+             "gambit, 32 islands, auto": "Gambit, 32 islands, `auto`"}  # fmt: skip
+    rows = [
+        [label, f"{number(run['seconds_after_warmup'])} s", f"{number(run['seconds'])} s", number(run["steps"], 0),
+         number(run["forest_steps"], 0), str(run["branched"])]
+        for name, label in names.items()
+        if (run := found["runs"][name])
+    ]  # fmt: skip
+    return table("search | after the warm-up | in all | steps | with forest attention | branched", rows)
+
+
+def cpu() -> str:
+    names = {"cpu_speed": "pawn, scored", "cpu_speed_without_gcc": "pawn, scored, without GCC",
+             "cpu_speed_0.5b": "Qwen2.5-Coder-0.5B, float32, not scored"}  # fmt: skip
+    rows = []
+    for name, label in names.items():
+        found = read(f"{name}.json")
+        ratios = [found["ratios"][f"local / {other}"] for other in ("vllm", "generate")]
+        times = [
+            f"{each['median']:.2f} × ({each['interval_95'][0]:.2f}–{each['interval_95'][1]:.2f})" for each in ratios
+        ]
+        rows.append([f"{label} ([result](../../benchmarks/results/{name}.json))", *times,
+                     number(found["tokens_per_second"]["local"]["median"], 0),
+                     str(len(ratios[0]["rounds"]))])  # fmt: skip
+    return table("model | against vLLM's CPU build | against transformers' `generate` | tokens/s | rounds", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "pawn-votes": pawn_votes, "pawn-methods": pawn_methods, "pawn-eleven": pawn_eleven, "pawn-rounds": pawn_rounds,
     "pawn-forced": pawn_forced, "pawn-prefix": pawn_prefix, "llm-votes": llm_votes, "llm-searches": llm_searches,
     "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-islands": llm_islands, "llm-prefix": llm_prefix,
     "simulated": simulated, "verifiers": verifiers, "noisy": noisy, "reversed": reversed_scorers,
-    "vllm-speed": vllm_speed, "forest": forest,
+    "vllm-speed": vllm_speed, "forest": forest, "forest-search": forest_search, "cpu": cpu,
 }  # fmt: skip
 
 
-def renewed(page: str) -> str:
+def renewed(page: str, tables: dict[str, Callable[[], str]] = TABLES) -> str:
     """Returns the page with each table between its two marks."""
-    for name, made in TABLES.items():
+    for name, made in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         if begin in page:
             before, _, rest = page.partition(begin)

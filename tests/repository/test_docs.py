@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts import floors, provenance
+from scripts import code_tables, floors, provenance, result_tables
 from scripts.pictures import PICTURES
 from scripts.shown_output import printed, shown
 
@@ -224,6 +224,14 @@ def test_the_page_on_provenance_is_made_of_the_files_beside_the_results():
     assert all(provenance.made(result).commit for result in provenance.results())
 
 
+@pytest.mark.parametrize("script", [result_tables, code_tables], ids=lambda script: script.__name__)
+def test_tables_say_what_the_results_and_the_code_say(script):
+    """If they do not: `python -m scripts.result_tables` or `python -m scripts.code_tables`."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    assert [name for name, text in texts.items() if result_tables.renewed(text, script.TABLES) != text] == []
+    assert all(any(f"<!-- {name}: begin -->" in text for text in texts.values()) for name in script.TABLES)
+
+
 def test_every_result_that_is_kept_is_explained_somewhere():
     pages = {ROOT / "benchmarks" / "README.md", *PAGES} - {provenance.PAGE}
     texts = " ".join(page.read_text(encoding="utf-8") for page in pages)
@@ -237,7 +245,7 @@ def words(page):
 
 def test_pages_are_short_and_few_words_in_all():
     docs = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
-    lengths = {page.name: len(GENERATED.sub("", page.read_text(encoding="utf-8")).splitlines()) for page in docs}
+    lengths = {page: len(GENERATED.sub("", page.read_text(encoding="utf-8")).splitlines()) for page in docs}
     assert [name for name, length in lengths.items() if length > MOST_LINES] == []
     assert sum(map(words, docs)) < MOST_WORDS
 
