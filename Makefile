@@ -20,9 +20,9 @@ test-fast: $(VENV)/.ready-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 -m unit
 
-# For a schedule: every test, and property tests on many new examples.
+# For a schedule: every test, more kinds of models, and property tests on many new examples.
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile=long
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=long --all
 
 lint: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .

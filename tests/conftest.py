@@ -41,6 +41,7 @@ SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run also what is tested every week alone")
     parser.addoption("--renew", action="store_true", help="write what the tests of this file compare with anew")
 
 

@@ -28,7 +28,7 @@ from gambit.engines.local import model as model_module
 from gambit.engines.local.fused import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
 from gambit.engines.local.pool import KvBlocks
-from gambit.errors import UserError
+from gambit.errors import GambitWarning, UserError
 from gambit.models.files import locate
 from gambit.types import TraceKey
 from support.engine_setups import (
@@ -43,6 +43,7 @@ from support.engine_setups import (
     start_local,
     tokens_of,
 )
+from support.kinds import KINDS
 from support.tiny import copied, livened, tiny_model, tiny_tokenizer
 
 VOCABULARY = len(tiny_tokenizer())
@@ -160,7 +161,9 @@ def test_fused_weights_are_in_memory_once_and_are_those_of_the_modules():
 def test_one_forward_pass_serves_every_trace_of_every_search():
     engine = start_local()
     shapes = []
-    engine._model._model.model.embed_tokens.register_forward_hook(lambda m, args, out: shapes.append(tuple(out.shape)))
+    engine._model._runner.model.model.embed_tokens.register_forward_hook(
+        lambda m, args, out: shapes.append(tuple(out.shape))
+    )
     for number in (1, 2, 3):
         open_search(engine, number, stops=())
         engine.submit([spec(i, search=number) for i in range(4)])
@@ -217,12 +220,26 @@ def test_a_model_that_cannot_be_loaded_is_the_users_mistake(name, problem):
         load_model(name, "cpu")
 
 
-def test_an_architecture_without_keys_and_values_is_refused():
-    from transformers import MambaConfig, MambaForCausalLM
+def test_a_model_that_is_no_causal_one_is_refused():
+    from transformers import BartConfig, BartForConditionalGeneration
 
-    config = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(UserError, match=r"exchangeable attention|keep no keys"):
-        PoolModel(MambaForCausalLM(config), "mamba")
+    config = BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1)
+    with pytest.raises(UserError, match="no causal language model"):
+        PoolModel(BartForConditionalGeneration(config), "bart")
+
+
+def test_inner_layers_with_several_states_of_a_token_have_no_scorer():
+    engine = start_local(ProjectionScorer(layers=(1, -1)), model=KINDS["gemma3n"].build())
+    open_search(engine)
+    engine.submit([spec(0)])
+    with pytest.raises(UserError, match="several states of a token: use a scorer of the last layer"):
+        engine.step()
+
+
+@pytest.mark.parametrize(("kind", "how"), [("llama4", "with a cache of its own"), ("openai-gpt", "without a cache")])
+def test_what_runs_one_trace_at_a_time_is_told(kind, how):
+    with pytest.warns(GambitWarning, match=f"tiny runs {how}, one trace at a time"):
+        PoolModel(KINDS[kind].build(), "tiny")
 
 
 def test_devices_and_dtypes():

@@ -50,8 +50,8 @@ def test_it_computes_what_transformers_computes(tmp_path, kind, dtype):
     assert own is not None
     ours, theirs = (PoolModel(model, kind) for model in (own, read_with_transformers(str(folder), dtype)))
     assert (ours.fused is None) == (theirs.fused is None)
-    assert (ours.hidden_size, ours.num_layers, ours.context_tokens, ours.kv_bytes_per_token, ours.dtype) == (
-        theirs.hidden_size, theirs.num_layers, theirs.context_tokens, theirs.kv_bytes_per_token, theirs.dtype,
+    assert (ours.hidden_size, ours.num_layers, ours.context_tokens, ours.cache_sizes, ours.dtype) == (
+        theirs.hidden_size, theirs.num_layers, theirs.context_tokens, theirs.cache_sizes, theirs.dtype,
     )  # fmt: skip
     for got, expected in zip(output_of(ours), output_of(theirs), strict=True):
         assert torch.equal(got, expected)
@@ -60,7 +60,7 @@ def test_it_computes_what_transformers_computes(tmp_path, kind, dtype):
 def test_the_bundled_model_is_read_this_way_in_its_own_dtype():
     own = read_llama(Path(locate("pawn")), "auto")
     assert own is not None and own.dtype is torch.bfloat16
-    assert type(load_model(locate("pawn"), "cpu")[0]._model).__name__ == "LlamaModel"
+    assert type(load_model(locate("pawn"), "cpu")[0]._runner.model).__name__ == "LlamaModel"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class EngineInfo:
     most_traces: int | None = None  # that run at a time; None: as many as the KV cache holds
     most_traces_option: str | None = None  # the engine option that raises it
     kv_asked_tokens: int | None = None  # as the user set it, before it is rounded down to whole blocks
+    state_tokens: int = 0  # that weigh as much in the KV cache as the state of one trace's recurrent layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,15 @@ def check_prompt(info: EngineInfo, num_tokens: int) -> None:
     if num_tokens >= info.context_tokens:
         raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
                         "shorten the problem")  # fmt: skip
-    if num_tokens + info.block_tokens > info.kv_capacity_tokens:
+    states = 2 * info.state_tokens  # the prompt's, which each root copies, and that of one trace
+    if num_tokens + info.block_tokens + states > info.kv_capacity_tokens:
         budget = f"{info.kv_capacity_tokens} tokens"
         if info.kv_asked_tokens not in (None, info.kv_capacity_tokens):
             capacity = f"which is {info.kv_capacity_tokens} in whole blocks of {info.block_tokens}"
             budget = f"{info.kv_asked_tokens} tokens, {capacity},"
-        least = (-(-num_tokens // info.block_tokens) + 1) * info.block_tokens
-        raise UserError(f"a KV budget of {budget} cannot hold a prompt of {num_tokens} tokens and one block more: "
+        least = (-(-num_tokens // info.block_tokens) + 1) * info.block_tokens + states
+        more = f", one block more and two states of {info.state_tokens} tokens" if states else " and one block more"
+        raise UserError(f"a KV budget of {budget} cannot hold a prompt of {num_tokens} tokens{more}: "
                         f"raise --kv-budget-tokens to {least}")  # fmt: skip
 
 

@@ -6,6 +6,7 @@ trace, not paged blocks: gathering keys through block tables costs a CPU more th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,19 +17,30 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 ATTENTION_NAME = "gambit_pool"  # as registered with transformers
-Snapshot = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by layer: copied keys and values of a row
+
+
+class Snapshot(NamedTuple):
+    """A copied entry of a pool."""
+
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]  # keys and values
+    states: Sequence[torch.Tensor]
+    cache: object
 
 
 class KvPool:
     """The keys [entry, head, dim, position] and values [entry, head, position, dim] of rows, or of prompts, by layer.
 
     Keys have their positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
-    Layers appear on first use, since only the model knows the number and width of their heads.
+    Layers appear on first use, since only the model knows the number and width of their heads. Beside them are the
+    states of recurrent layers, or caches of the model's own, which hold for the last position of an entry alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: Sequence[torch.Tensor] = ()) -> None:
+        """Makes an empty pool; `states` [1, …] are like those that each entry will have."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
+        self.states = [state.new_zeros(0, *state.shape[1:]) for state in states]
+        self.caches: dict[int, object] = {}  # by entry
         self.version = 0  # changes whenever a layer appears or moves
         self._entries = self._positions = 0  # allocated
         self._origin: dict[int, int] = {}  # by entry: the one that still holds its keys and values
@@ -60,6 +72,7 @@ class KvPool:
         for index in self.keys:
             self.keys[index] = pad(self.keys[index], (0, more_positions, 0, 0, 0, 0, 0, more_entries))
             self.values[index] = pad(self.values[index], (0, 0, 0, more_positions, 0, 0, 0, more_entries))
+        self.states = [torch.cat((s, s.new_zeros(more_entries, *s.shape[1:]))) for s in self.states]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Notes that `target` begins like `source`. `settle` carries out all copies of a step at once."""
@@ -72,30 +85,54 @@ class KvPool:
         moves = {target: source for target, source in self._origin.items() if target != source}
         length, self._copied_length = self._copied_length, 0
         self._origin.clear()
-        if not moves or not self.keys:
-            return
-        device = next(iter(self.keys.values())).device
-        targets, sources = torch.tensor([list(moves), list(moves.values())], device=device)
-        for index in self.keys:
-            for entries in (self.keys[index][..., :length], self.values[index][:, :, :length]):
+        self.caches |= {target: copy.deepcopy(self.caches[at]) for target, at in moves.items() if at in self.caches}
+        held = [self.keys[index][..., :length] for index in self.keys]
+        held += [self.values[index][:, :, :length] for index in self.keys]
+        held += self.states
+        if moves and held:
+            targets, sources = torch.tensor([list(moves), list(moves.values())], device=held[0].device)
+            for entries in held:
                 # All sources are read before a target is written: a target may be the source of another.
                 entries[targets] = entries.index_select(0, sources)
 
     @torch.inference_mode()
     def snapshot(self, entry: int, length: int) -> Snapshot:
-        """Copies an entry, for children that will share it after it is gone."""
+        """Copies an entry, for traces that will begin like it when it is gone, or in another pool."""
         at = self._origin.get(entry, entry)
-        return {
+        layers = {
             index: (keys[at, ..., :length].clone(), self.values[index][at, :, :length].clone())
             for index, keys in self.keys.items()
+            if length
         }
+        return Snapshot(layers, [state[at].clone() for state in self.states], copy.deepcopy(self.caches.get(at)))
 
     @torch.inference_mode()
     def restore(self, entry: int, snapshot: Snapshot, length: int) -> None:
+        """Begins an entry with a copy. Several entries may begin with the same."""
         self.settle()  # a noted copy may start from this entry
-        for index, (keys, values) in snapshot.items():
+        for index, (keys, values) in snapshot.layers.items():
             self.keys[index][entry, ..., :length] = keys[..., :length]
             self.values[index][entry, :, :length] = values[:, :length]
+        for state, copied in zip(self.states, snapshot.states, strict=True):
+            state[entry] = copied
+        self.caches.pop(entry, None)
+        if snapshot.cache is not None:
+            self.caches[entry] = copy.deepcopy(snapshot.cache)
+
+    @torch.inference_mode()
+    def free(self, entry: int) -> None:
+        """Gives up an entry whose cache would stay in memory; other memory is used again by the next entry."""
+        if self.caches:
+            self.settle()  # a noted copy may start from it
+            self.caches.pop(entry, None)
+
+    @torch.inference_mode()
+    def clear(self, entry: int) -> None:
+        """Begins an entry without a past."""
+        self.settle()
+        self.caches.pop(entry, None)
+        for state in self.states:
+            state[entry] = 0
 
 
 def _growth(have: int, needed: int) -> int:
@@ -231,11 +268,16 @@ class PrefillPlan:
     entry: int
     prompt: tuple[KvPool, int, int] | None = None  # pool, slot and length of the prompt that a row continues
     num_held: int = 0  # positions of the row that are there already
-    calls: list[LayerCall] = field(default_factory=list)  # of the layers, in order
+    num_skipped: int = 0  # first tokens whose keys and values are not kept: the prompt's, computed again with a row
+    calls: dict[int, LayerCall] = field(default_factory=dict)  # by layer
+
+    @property
+    def is_continued(self) -> bool:
+        return self.num_held > 0 or self.prompt is not None
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        self.calls.append(call)
-        self.pool.write(index, self.entry, k, v, self.num_held)
+        self.calls[index] = call
+        self.pool.write(index, self.entry, k[:, :, self.num_skipped :], v[:, :, self.num_skipped :], self.num_held)
         before = [(self.pool, self.entry, self.num_held)] if self.num_held else []
         for pool, entry, length in before if self.prompt is None else [*before, self.prompt]:
             keys, values = pool.layer(index, k, v)

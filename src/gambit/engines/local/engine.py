@@ -83,7 +83,7 @@ class LocalEngine:
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
         self._reads_boundary = scorer.info.state_position is StatePosition.BOUNDARY
-        kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
+        kv_tokens = kv_budget_tokens or model.kv_cache_tokens(memory_ratio, block_tokens)
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         histories: Histories[TraceKey] | None = None if self._memory is None else Histories()
         self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, histories)
@@ -101,6 +101,7 @@ class LocalEngine:
             block_tokens=block_tokens,
             versions={"torch": torch.__version__},
             kv_asked_tokens=kv_budget_tokens,
+            state_tokens=model.cache_sizes.state_blocks(block_tokens) * block_tokens,
         )
 
     # -- searches and traces come and go -----------------------------------------------------------------------

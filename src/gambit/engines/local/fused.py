@@ -12,26 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-from gambit.engines.local.attention import AttentionPlan, DecodePlan, ForwardOutput, KvPool, LayerCall, PrefillPlan
+from gambit.engines.local.attention import DecodePlan, ForwardOutput, LayerCall
+from gambit.engines.local.caches import ModelRunner, Proof, is_alike
 from gambit.engines.local.native import CompiledStep, can_compile, native_library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
-Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], ForwardOutput]  # tokens, positions: [n, length]
 
 _ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
 _MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 _NORMS = ["input_layernorm", "post_attention_layernorm"]
 _HEAD_NORMS = ["self_attn.q_norm", "self_attn.k_norm"]
-_PROOF_PROMPT = 3
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1  # of the largest value; a wrong formula errs more than half precision does
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,39 +157,23 @@ def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
 # -- the proof at the start -------------------------------------------------------------------------------------------
 
 
-def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
+def fused_if_alike(runner: ModelRunner, last_position: int) -> FusedDecoder | None:
     """Returns a fused decoder if the model has the structure and a short pass agrees with its modules, else None.
 
     One row is at the end of the context, so that errors in rotations show too.
     """
+    model = runner.model
     if not can_fuse(model):
         return None
-    device, rows, prompts = model.device, KvPool(), KvPool()
-    prompts.reserve(1, _PROOF_PROMPT)
-    rows.reserve(2, 1)
-    tokens = torch.arange(_PROOF_PROMPT + 2, device=device)[None] % model.config.get_text_config().vocab_size
-    prefill = PrefillPlan(prompts, 0)
-    run_modules(tokens[:, :_PROOF_PROMPT], torch.arange(_PROOF_PROMPT, device=device)[None], prefill)
-    plan = DecodePlan(rows, prompts, np.zeros(2, np.int64), [_PROOF_PROMPT], device)
-    step = tokens[:, _PROOF_PROMPT:].T, torch.tensor([[_PROOF_PROMPT], [last_position]], device=device), plan
-    expected = run_modules(*step)
-    fused = FusedDecoder(model, prefill.calls)
-    if not _is_alike(fused.forward(*step), expected):
+    proof = Proof(runner, model, last_position)
+    fused = FusedDecoder(model, [*proof.prefill.calls.values()])
+    if not is_alike(fused.forward(*proof.step), proof.output):
         return None
     if can_compile(fused) and not isinstance(library := native_library(), str):
         fused.compiled = CompiledStep(fused, library)
-        if not _is_alike(fused.forward(*step), expected):
+        if not is_alike(fused.forward(*proof.step), proof.output):
             fused.compiled = None
     return fused
-
-
-def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
-    """Compares the states and logits of two forward passes."""
-    for ours, theirs in zip(found[:2], expected[:2], strict=True):
-        most = (_TOLERANCE if theirs.dtype is torch.float32 else _HALF_TOLERANCE) * float(theirs.abs().max())
-        if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= most:
-            return False
-    return True
 
 
 # -- taking a model's weights -----------------------------------------------------------------------------------------

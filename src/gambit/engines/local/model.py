@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from gambit.config.options import DTYPES
-from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, ForwardOutput, pool_attention
+from gambit.engines.local.attention import AttentionPlan, DecodePlan, ForwardOutput, KvPool
+from gambit.engines.local.caches import CacheSizes, ModelRunner, OwnCaches, choose_runner
 from gambit.engines.local.fused import fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
 from gambit.errors import GambitWarning, UserError, first_line
@@ -27,32 +28,31 @@ CPU_KV_BYTES = 4 << 30  # the KV cache on a device whose memory is the machine's
 
 
 class PoolModel:
-    """A model whose attention reads the pool's rows. Its last hidden states are the inputs of the output layer."""
+    """A model that computes the steps of a pool."""
 
     def __init__(self, model: PreTrainedModel | LlamaModel, name: str) -> None:
         self.name = name
         self.device = model.device
         self.dtype = model.dtype
-        self._model = model if isinstance(model, LlamaModel) else _with_pool_attention(model, name)
         config = model.config.get_text_config()
         self.num_layers, self.hidden_size = int(config.num_hidden_layers), int(config.hidden_size)
         self.context_tokens = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or self.hidden_size // config.num_attention_heads
-        self.kv_bytes_per_token = int(2 * self.num_layers * kv_heads * dim * self.dtype.itemsize)
-        self._head_input: list[torch.Tensor] = []
-        head = self._model.get_output_embeddings()
-        self._hook = head.register_forward_pre_hook(self._keep_states)
+        if isinstance(model, LlamaModel):
+            token_bytes = 2 * self.num_layers * config.num_key_value_heads * config.head_dim * self.dtype.itemsize
+            self._runner, self.cache_sizes = ModelRunner(model), CacheSizes(token_bytes)
+        else:
+            self._runner, self.cache_sizes = _chosen_runner(model, name)
         # Decode steps in our own operations; None: they run in the model's modules.
-        self.fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
+        self.fused = fused_if_alike(self._runner, self.context_tokens - 1)
 
     @property
     def is_compiled(self) -> bool:
         """True if decode steps run in the compiled step, whose results then were the model's own."""
         return self.fused is not None and self.fused.compiled is not None
 
-    def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        self._head_input[:] = [args[0]]
+    def new_pool(self) -> KvPool:
+        """Returns an empty pool of keys, values and states."""
+        return self._runner.new_pool()
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
@@ -60,49 +60,34 @@ class PoolModel:
         """Runs the model on [n, length] tokens. `inner`: layers whose states are returned too, lowest first."""
         if self.fused is not None and isinstance(plan, DecodePlan):
             return self.fused.forward(tokens, positions, plan, inner)
-        return self._run_modules(tokens, positions, plan, inner)
+        return self._runner.run(tokens, positions, plan, inner)
 
-    @torch.inference_mode()
-    def _run_modules(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
-    ) -> ForwardOutput:
-        try:
-            out = self._model(
-                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan,
-                output_hidden_states=bool(inner),
-            )  # fmt: skip
-        except TypeError as error:
-            raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
-        kept = [out.hidden_states[layer][:, -1] for layer in inner]
-        return ForwardOutput(self._head_input.pop()[:, -1], out.logits[:, -1], kept)
-
-    def kv_cache_tokens(self, memory_ratio: float) -> int:
+    def kv_cache_tokens(self, memory_ratio: float, block_tokens: int) -> int:
         """Returns the tokens that fit into the memory that weights leave free on a GPU, or into a fixed size."""
-        num_bytes = CPU_KV_BYTES
+        num_bytes, sizes = CPU_KV_BYTES, self.cache_sizes
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             num_bytes = free - int(total * (1 - memory_ratio))
-        tokens = num_bytes // self.kv_bytes_per_token
+        # Without keys and values a block is as large as a state.
+        tokens = num_bytes // sizes.token_bytes if sizes.token_bytes else num_bytes * block_tokens // sizes.state_bytes
         if tokens <= 0:
             raise UserError(f"{self.name} leaves no GPU memory for keys and values at --memory-ratio {memory_ratio}")
         return tokens
 
     def close(self) -> None:
-        self._hook.remove()
+        self._runner.close()
 
 
-def _with_pool_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION_NAME, pool_attention)
+def _chosen_runner(model: PreTrainedModel, name: str) -> tuple[ModelRunner, CacheSizes]:
     config = model.config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False) or not model._can_set_attn_implementation():
-        raise UserError(f"{name}: {type(model).__name__} has no exchangeable attention; the local engine needs it")
-    layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if layer_types:
-        raise UserError(f"{name}: layers of type {', '.join(sorted(layer_types))} keep no keys and values per token")
-    model.set_attn_implementation(ATTENTION_NAME)
-    return model.eval()
+    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise UserError(f"{name}: {type(model).__name__} is no causal language model")
+    runner, sizes = choose_runner(model.eval())
+    if isinstance(runner, OwnCaches):
+        how = "with a cache of its own" if runner.cache_name else "without a cache"
+        warnings.warn(f"{name} runs {how}, one trace at a time: the local engine batches attention, windows, gated "
+                      "DeltaNet, Mamba and mixtures of experts alone", GambitWarning, stacklevel=3)  # fmt: skip
+    return runner, sizes
 
 
 def pick_device(device: str) -> torch.device:

@@ -17,7 +17,7 @@ import torch
 from gambit.engines.base import SearchSpec
 from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.local.attention import KvPool, PrefillPlan, Snapshot
+from gambit.engines.local.attention import PrefillPlan, Snapshot
 from gambit.engines.local.model import PoolModel
 from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
@@ -67,7 +67,8 @@ class LiveTrace:
     score: RunningScore
     eviction_score: float | None  # the verifier's score, in a search that has one
     blocks: list[int] = field(default_factory=list)
-    source: LiveTrace | Snapshot | None = None  # of a waiting child: the keys and values that it will share
+    state_blocks: list[int] = field(default_factory=list)  # that weigh as much as its state
+    source: LiveTrace | Snapshot | None = None  # of a waiting child: the past that it will share
     row: int | None = None  # None while it waits
     admission: int = 0  # ordinal: the last admitted is evicted first when plain sampling has to queue
     waiting_since: int = 0
@@ -190,6 +191,7 @@ class OpenSearch:
     slot: int
     segment: tuple[int, ...]  # of the prompt, shared: all but its last token, which gives each root its first logits
     prompt_blocks: list[int] | None = None  # None until its prompt was computed
+    state_blocks: list[int] = field(default_factory=list)  # of the state after its prompt
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     scores: RunScores = field(default_factory=RunScores)
 
@@ -206,12 +208,13 @@ class Pool:
     ) -> None:
         self.blocks = blocks
         self.histories = histories  # for a scorer that remembers thoughts
-        self.kv_rows, self.kv_prompts = KvPool(), KvPool()
+        self.kv_rows, self.kv_prompts = model.new_pool(), model.new_pool()
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
         self.slots: list[OpenSearch] = []  # by prompt slot, dense
         self.tracks: ConfidenceTracks[TraceKey] = ConfidenceTracks()
-        self._model = model
+        self._model, self._sizes = model, model.cache_sizes
+        self._num_state_blocks = self._sizes.state_blocks(blocks.block_tokens)
         self._aggregation = aggregation
         self._waiting: list[LiveTrace] = []
         self._num_admissions = 0
@@ -228,10 +231,13 @@ class Pool:
         had_victim = False
         for trace in sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key):
             while trace.row is not None and not self._extend(trace):
-                self._evict(self._victim())
-                had_victim = True
+                if not self._drop_held_state():
+                    self._evict(self._victim())
+                    had_victim = True
         if self._waiting and not had_victim:
             self._admit()
+        if not self._sizes.can_cut:
+            self._hold_states([child for child in self._waiting if isinstance(child.source, LiveTrace)])
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
         tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
@@ -255,7 +261,7 @@ class Pool:
         del self.searches[number]
         if self.histories is not None:
             self.histories.end_where(lambda key: key.search == number)
-        self.blocks.release(closing.prompt_blocks or ())
+        self.blocks.release([*(closing.prompt_blocks or ()), *closing.state_blocks])
         self._vacate_slot(closing)
 
     def submit(self, spec: TraceSpec) -> None:
@@ -274,18 +280,24 @@ class Pool:
     def _extend(self, trace: LiveTrace) -> bool:
         """Gives a trace the blocks for the token that it feeds next; returns False if there are not enough.
 
-        A trace without blocks of its own begins with those of its prompt.
+        A trace without blocks of its own begins with those of its prompt. One without a state gets blocks for it too.
         """
         record, held = self.rows.record_of(trace), trace.blocks or trace.search.prompt_blocks or []
         position = int(record["prompt_length"][0] + record["num_tokens"][0])
-        missing = position // self.blocks.block_tokens + 1 - len(held)
-        blocks = self.blocks.allocate(missing, trace.key.search) if missing > 0 else []
+        missing = max(self._num_blocks(position) + 1 - len(held), 0) if self._sizes.token_bytes else 0
+        missing_state = self._num_state_blocks - len(trace.state_blocks)
+        blocks = self.blocks.allocate(missing + missing_state, trace.key.search)
         if blocks is None:
             return False
         if not trace.blocks:
             self.blocks.share(held)
-        trace.blocks = held + blocks
+        trace.blocks = held + blocks[missing_state:]
+        trace.state_blocks += blocks[:missing_state]
         return True
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        """Returns the full blocks of the keys and values of so many tokens."""
+        return num_tokens // self.blocks.block_tokens if self._sizes.token_bytes else 0
 
     def _victim(self) -> LiveTrace:
         running = defaultdict(list)
@@ -342,10 +354,12 @@ class Pool:
 
     def _prefill_prompt(self, search: OpenSearch) -> bool:
         segment = search.segment
-        search.prompt_blocks = self.blocks.allocate(len(segment) // self.blocks.block_tokens, search.spec.search)
-        if search.prompt_blocks is None:
+        blocks = self.blocks.allocate(self._num_blocks(len(segment)) + self._num_state_blocks, search.spec.search)
+        if blocks is None:
             return False
+        search.state_blocks, search.prompt_blocks = blocks[: self._num_state_blocks], blocks[self._num_state_blocks :]
         self.kv_prompts.reserve(len(self.slots), len(segment))
+        self.kv_prompts.clear(search.slot)
         if segment:
             self._compute(segment, 0, PrefillPlan(self.kv_prompts, search.slot))
         return True
@@ -356,6 +370,19 @@ class Pool:
         positions = torch.arange(start, start + len(tokens), device=self._model.device)[None]
         self._model.forward(torch.tensor([tokens], device=self._model.device), positions, plan)
         self.seconds_computing += time.perf_counter() - began
+
+    def _compute_own(self, fed: Sequence[int], num_held: int, trace: LiveTrace) -> None:
+        """Computes a trace's tokens after the first `num_held`."""
+        segment, row = trace.search.segment, trace.row
+        assert row is not None
+        prompt, start = (self.kv_prompts, trace.search.slot, len(segment)), len(segment)
+        if self._sizes.can_cut:
+            self._compute(fed[num_held:], start + num_held, PrefillPlan(self.kv_rows, row, prompt, num_held))
+        elif num_held:  # not all recurrent layers can continue a state by several tokens at once
+            for at in range(num_held, len(fed)):
+                self._compute(fed[at : at + 1], start + at, PrefillPlan(self.kv_rows, row, prompt, at))
+        else:
+            self._compute([*segment, *fed], 0, PrefillPlan(self.kv_rows, row, num_skipped=start))
 
     def _place(self, trace: LiveTrace) -> None:
         """Gives an admitted trace its row, with the keys and values of its tokens so far."""
@@ -368,12 +395,11 @@ class Pool:
             self.kv_rows.copy(source.row, row, reused)
         elif source is not None:
             self.kv_rows.restore(row, source, reused)
+        elif not self._sizes.can_cut:  # it continues the state after its prompt
+            self.kv_rows.restore(row, self.kv_prompts.snapshot(search.slot, 0), 0)
         if length > reused:  # all but the last token, which the next step feeds, after the prompt's last one
-            start = len(search.segment)
             self.kv_rows.settle()
-            fed = [search.spec.prompt[-1], *trace.tokens[:-1].tolist()][reused:]
-            prompt = self.kv_prompts, search.slot, start
-            self._compute(fed, start + reused, PrefillPlan(self.kv_rows, row, prompt, reused))
+            self._compute_own([search.spec.prompt[-1], *trace.tokens[:-1].tolist()], reused, trace)
         trace.source = None
         self._num_admissions += 1
         trace.admission = self._num_admissions
@@ -404,10 +430,9 @@ class Pool:
             ends, record["flags"] = boundaries(search.spec.rule, tokens.tolist())
             record["is_pending"] = bool(ends) and ends[-1] == len(tokens) - 1 and len(ends) > spec.score.count
         trace = LiveTrace(spec, search, record, tokens, spec.score, spec.eviction_score)
-        if parent is not None and spec.inherited:
+        if parent is not None and spec.inherited and (self._sizes.can_cut or spec.inherited == len(known)):
             # It holds the parent's full blocks from now on; the last inherited token has not been fed.
-            num_cached = len(search.segment) + spec.inherited
-            trace.blocks = parent.blocks[: num_cached // self.blocks.block_tokens]
+            trace.blocks = parent.blocks[: self._num_blocks(len(search.segment) + spec.inherited)]
             self.blocks.share(trace.blocks)
             trace.source = parent
         return trace
@@ -431,18 +456,41 @@ class Pool:
         """Frees a row and its blocks; children that wait to share it get a copy."""
         row = trace.row
         assert row is not None
-        if children := [child for child in self._waiting if child.source is trace]:
-            snapshot = self.kv_rows.snapshot(row, len(self.rows.tokens(trace)))
-            for child in children:
-                child.source = snapshot
+        self._release(trace)
+        self._hold_states([child for child in self._waiting if child.source is trace])
         last = self.rows.remove(trace)
         if last != row:
             self.kv_rows.copy(last, row, len(self.rows.tokens(self.rows.traces[row])) + 1)
-        self._release(trace)
+        self.kv_rows.free(last)
+
+    def _hold_states(self, children: Sequence[LiveTrace]) -> None:
+        """Gives waiting children copies of their parents' pasts, which the next step or the next row overwrites.
+
+        One that finds no room for a state is computed again when it is admitted.
+        """
+        snapshots: dict[int, Snapshot] = {}
+        for child in children:
+            assert isinstance(child.source, LiveTrace) and child.source.row is not None
+            blocks = self.blocks.allocate(self._num_state_blocks, child.key.search)
+            if blocks is None:
+                self._release(child)
+                continue
+            child.state_blocks, row = blocks, child.source.row
+            if row not in snapshots:
+                snapshots[row] = self.kv_rows.snapshot(row, len(self.rows.tokens(child.source)))
+            child.source = snapshots[row]
 
     def _release(self, trace: LiveTrace) -> None:
-        self.blocks.release(trace.blocks)
-        trace.blocks, trace.source = [], None
+        self.blocks.release([*trace.blocks, *trace.state_blocks])
+        trace.blocks, trace.state_blocks, trace.source = [], [], None
+
+    def _drop_held_state(self) -> bool:
+        """Takes its copied state from the last waiting child that has one, before a running trace is evicted."""
+        for trace in reversed(self._waiting):
+            if trace.state_blocks:
+                self._release(trace)
+                return True
+        return False
 
     def _drop_held_prefix(self) -> bool:
         """Breaks a deadlock among waiting children: the last releases its prefix."""
@@ -462,4 +510,5 @@ class Pool:
             self.slots[closing.slot], moved.slot = moved, closing.slot
             for trace in moved.traces.values():
                 self.rows.record_of(trace)["slot"] = moved.slot
+        self.kv_prompts.free(len(self.slots))
         self.rows.version += 1

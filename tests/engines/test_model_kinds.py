@@ -1,0 +1,365 @@
+"""The core of the engine contract on the local engine, for models of every kind of layer.
+
+Each kind is one test, and each check of the contract a sub-test. What they find is in the table of docs/models.md:
+after a change that is meant, python -m pytest tests/engines/test_model_kinds.py --all --renew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gambit.engines.base import SearchSpec, check_prompt
+from gambit.engines.local.caches import OwnCaches
+from gambit.engines.local.engine import LocalEngine
+from gambit.engines.local.model import PoolModel
+from gambit.errors import GambitWarning, UserError
+from gambit.text.boundary import boundaries
+from gambit.types import OnPressure, PressureAction, RunningScore, SearchStep, TraceKey
+from support.engine_setups import (
+    EVERYWHERE,
+    GREEDY,
+    PROMPT,
+    RULE,
+    SAMPLED,
+    ProjectionScorer,
+    finish,
+    open_search,
+    projection,
+    run,
+    spec,
+    tokens_of,
+)
+from support.kinds import KINDS, Kind
+from support.tiny import tiny_tokenizer
+
+TOLERANCE = 1e-4  # of the largest logit or state
+VARIED = replace(SAMPLED, temperature=4.0)  # nearly all tokens are as likely: thoughts end often
+QUEUE = OnPressure(PressureAction.QUEUE)
+LAYERS = (-1, 1, 0)
+
+
+class Bench:
+    """A kind's model, which all checks share, with transformers' own model to compare with."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.reference = kind, kind.build()
+        self.reference.get_output_embeddings().register_forward_pre_hook(self._keep)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GambitWarning)
+            self._model = PoolModel(kind.build(), "tiny")
+        self.sizes = self._model.cache_sizes
+        self.is_batched = not isinstance(self._model._runner, OwnCaches)
+        self.forgets = not self.sizes.can_cut  # a prefix that is not all of the parent is computed again
+
+    def _keep(self, head, args) -> None:
+        self.last_states = args[0]  # of the last pass of the reference, after its last norm
+
+    def start(self, scorer=None, **options) -> LocalEngine:
+        return LocalEngine(self._model, tiny_tokenizer(), scorer or ProjectionScorer(), **options)
+
+    @property
+    def state_tokens(self) -> int:
+        return self.sizes.state_blocks(4) * 4
+
+    def check_greedy(self, tokens, prompt=PROMPT) -> None:
+        """Every token is transformers' best, or as good as its best."""
+        with torch.inference_mode():
+            logits = self.reference(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
+        logits = logits[len(prompt) - 1 : -1]
+        chosen = logits[torch.arange(len(tokens)), list(tokens)]
+        assert (logits.max(-1).values - chosen).max() <= TOLERANCE * logits.abs().max()
+
+
+def greedy_trace(engine, tokens=40):
+    """Opens a search and returns the tokens of a greedy trace."""
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=tokens)])
+    return tokens_of(finish(engine))[0]
+
+
+def admissions(steps) -> dict[int, tuple[int, int]]:
+    return {won.trace: (won.reused, won.recomputed) for step in steps for won in step.admitted}
+
+
+def is_free(engine) -> bool:
+    pool = engine._pool
+    return not pool.rows.traces and pool.blocks.used_tokens == 0 and not (pool.kv_rows.caches or pool.kv_prompts.caches)
+
+
+# -- the checks ----------------------------------------------------------------------------------------------------
+
+
+def check_greedy_traces_are_those_of_transformers(bench: Bench) -> None:
+    bench.check_greedy(greedy_trace(bench.start()))
+
+
+def check_searches_run_together_and_close_apart(bench: Bench) -> None:
+    """The prompt of the third search moves into the place of the first."""
+    engine, prompts = bench.start(), {1: PROMPT, 2: PROMPT[3:], 3: PROMPT[5:]}
+    for number, prompt in prompts.items():
+        open_search(engine, number, prompt, stops=())
+        engine.submit([spec(0, search=number, sampling=GREEDY, tokens=30)])
+    run(engine, 7)
+    engine.close_search(1)
+    engine.submit([spec(1, search=3, sampling=GREEDY, tokens=30)])
+    found: dict[int, tuple[int, ...]] = {}
+    while engine.progress(2) or engine.progress(3):
+        for number, step in engine.step().searches.items():
+            found |= {10 * number + trace: tokens for trace, tokens in tokens_of([step]).items()}
+    assert found[30] == found[31]
+    bench.check_greedy(found[20], prompts[2])
+    bench.check_greedy(found[30], prompts[3])
+    engine.close_search(2)
+    engine.close_search(3)
+    assert is_free(engine)
+
+
+def check_a_prompt_of_one_token_has_no_past(bench: Bench) -> None:
+    engine = bench.start()
+    engine_twice = []
+    for number in (1, 2):  # the second finds what the first has left
+        open_search(engine, number, PROMPT[-1:], stops=())
+        engine.submit([spec(0, search=number, sampling=GREEDY, tokens=20)])
+        engine_twice.append(tokens_of(finish(engine, number))[0])
+        engine.close_search(number)
+    assert engine_twice[0] == engine_twice[1]
+    bench.check_greedy(engine_twice[0], PROMPT[-1:])
+
+
+def check_a_child_continues_its_parent_exactly(bench: Bench) -> None:
+    engine = bench.start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(1, tokens=40)])
+    run(engine, 15)
+    engine.submit([spec(2, sampling=GREEDY, tokens=40, inherited=15, parent=TraceKey(1, 0))])
+    steps = run(engine, 5)
+    engine.submit([spec(3, sampling=GREEDY, tokens=40, inherited=20, parent=TraceKey(1, 2))])
+    steps += finish(engine)
+    tokens = tokens_of(steps)
+    assert admissions(steps) == {2: (15, 0), 3: (20, 0)}
+    assert tokens[0] == tokens[2] == tokens[3] != tokens[1]
+
+
+def check_a_child_of_an_earlier_token_continues_there(bench: Bench) -> None:
+    engine = bench.start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40)])
+    run(engine, 20)
+    engine.submit([spec(1, sampling=GREEDY, tokens=40, inherited=12, parent=TraceKey(1, 0))])
+    steps = finish(engine)
+    tokens = tokens_of(steps)
+    assert admissions(steps) == {1: (0, 12) if bench.forgets else (12, 0)}
+    assert tokens[1][:12] == tokens[0][:12]
+    bench.check_greedy(tokens[1])
+
+
+def check_a_child_without_a_parent_brings_its_prefix(bench: Bench) -> None:
+    engine = bench.start()
+    tokens = greedy_trace(engine)
+    engine.submit([spec(1, sampling=GREEDY, tokens=40, inherited=30, prefix=tokens[:30])])
+    steps = finish(engine)
+    assert admissions(steps) == {1: (0, 30)}
+    bench.check_greedy(tokens_of(steps)[1])
+
+
+def check_given_tokens_are_continued(bench: Bench) -> None:
+    """As a forced answer: from the parent's end, from an earlier token, and without a parent."""
+    engine = bench.start()
+    whole = greedy_trace(engine)
+    engine.submit([spec(1, sampling=GREEDY, tokens=40)])
+    run(engine, 14)
+    more = {"sampling": GREEDY, "tokens": 40, "inherited": 14}
+    engine.submit([
+        spec(2, parent=TraceKey(1, 1), given=whole[14:22], **more),
+        spec(3, prefix=whole[:14], given=whole[14:22], **more),
+        spec(4, parent=TraceKey(1, 1), given=whole[10:14], **{**more, "inherited": 10}),
+    ])  # fmt: skip
+    steps = finish(engine)
+    tokens = tokens_of(steps)
+    assert admissions(steps)[2] == (14, 8) and admissions(steps)[3] == (0, 22)
+    for trace, start in ((2, 22), (3, 22), (4, 14)):
+        assert tokens[trace][:start] == whole[:start]
+        bench.check_greedy(tokens[trace])
+
+
+def check_no_neighbour_changes_a_trace(bench: Bench) -> None:
+    engine = bench.start()
+    alone = []
+    for trace in (0, 1):
+        open_search(engine, stops=())
+        engine.submit([spec(trace, tokens=30)])
+        alone.append(tokens_of(finish(engine))[trace])
+        engine.close_search(1)
+    open_search(engine, stops=())
+    engine.submit([spec(trace, tokens=30) for trace in (5, 0, 1, 6)])
+    run(engine, 3)
+    engine.stop([TraceKey(1, 5)])  # the last row moves into its place
+    together = tokens_of(finish(engine))
+    assert [together[0], together[1]] == alone
+
+
+def check_states_are_those_of_transformers(bench: Bench) -> None:
+    """Scores of thoughts are products of states: of the last layer and of inner ones, across branches too."""
+    layers = LAYERS if bench.kind.has_inner_states else (-1,)
+    engine = bench.start(ProjectionScorer(layers=layers))
+    engine.open(SearchSpec(1, PROMPT, EVERYWHERE, frozenset()))
+    engine.submit([spec(i, sampling=VARIED, tokens=30) for i in range(4)])
+    steps = run(engine, 12)
+    engine.submit([spec(4, sampling=VARIED, inherited=12, tokens=30, parent=TraceKey(1, 0)),
+                   spec(5, sampling=VARIED, inherited=7, tokens=30, parent=TraceKey(1, 0))])  # fmt: skip
+    steps += finish(engine)
+    tokens, checked = tokens_of(steps), Counter[int]()
+    for thought in (thought for step in steps for thought in step.scored):
+        with torch.inference_mode():
+            ids = torch.tensor([[*PROMPT, *tokens[thought.trace][: thought.num_tokens]]])
+            hidden = bench.reference(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        found = {**dict(enumerate(hidden)), -1: bench.last_states}
+        states = torch.cat([found[layer][0, -1] for layer in layers])
+        expected = float(states @ projection(32 * len(layers)))
+        assert abs(thought.score - expected) <= TOLERANCE * (1 + float(states.abs().max())) * len(states) ** 0.5
+        checked[thought.trace] += 1
+    assert checked.total() > 5 and {4, 5} <= set(checked)
+
+
+def check_thoughts_are_scored_once_across_branches(bench: Bench) -> None:
+    engine = bench.start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=VARIED, tokens=20)])
+    seen: dict[int, list[int]] = {0: []}
+    for at in range(1, 15):
+        (step,) = run(engine, 1)
+        for thought in step.scored:
+            seen[thought.trace].append(thought.num_tokens)
+        seen[at] = list(seen[0])
+        score = RunningScore(count=len(seen[0]))
+        engine.submit([spec(at, sampling=VARIED, inherited=at, tokens=20, parent=TraceKey(1, 0), score=score)])
+    steps = finish(engine)
+    for thought in (thought for step in steps for thought in step.scored):
+        seen[thought.trace].append(thought.num_tokens)
+    for trace, tokens in tokens_of(steps).items():
+        ends = [end + 1 for end in boundaries(RULE, tokens)[0]]
+        assert seen[trace] == [end for end in ends if end < len(tokens)] or seen[trace] == ends
+
+
+def check_traces_end_at_their_limits(bench: Bench) -> None:
+    engine = bench.start()
+    open_search(engine)
+    engine.submit([spec(i, tokens=15) for i in range(12)])
+    done = [end for step in finish(engine) for end in step.finished]
+    assert len(done) == 12 and all(end.tokens[-1] == 0 or len(end.tokens) == 15 for end in done)
+    assert engine._pool.blocks.used_tokens == engine._pool.blocks.block_tokens * len(
+        [*engine._pool.searches[1].prompt_blocks, *engine._pool.searches[1].state_blocks]
+    )
+
+
+def check_ghosts_free_their_memory(bench: Bench) -> None:
+    """Traces lose their memory when it is full, and the budget holds at every step."""
+    budget = 100 + 6 * bench.state_tokens
+    engine = bench.start(kv_budget_tokens=budget, block_tokens=4)
+    open_search(engine, stops=())
+    engine.submit([spec(i, tokens=60) for i in range(8)])
+    steps = []
+    while engine.progress(1):
+        batch = engine.step()
+        assert batch.kv_used_tokens <= budget
+        steps.append(batch.searches.get(1, SearchStep()))
+    evicted = {loss.trace for step in steps for loss in step.evicted}
+    assert evicted | set(tokens_of(steps)) == set(range(8))
+    assert evicted or not bench.sizes.token_bytes, "states alone do not grow"
+    engine.close_search(1)
+    assert is_free(engine)
+
+
+def check_queued_traces_come_back_as_they_were(bench: Bench) -> None:
+    engine = bench.start(kv_budget_tokens=70 + 3 * bench.state_tokens, block_tokens=4)
+    open_search(engine, stops=())
+    engine.submit([spec(i, sampling=GREEDY, tokens=40, on_pressure=QUEUE) for i in range(4)])
+    steps = finish(engine)
+    tokens, losses = tokens_of(steps), [loss for step in steps for loss in step.evicted]
+    assert set(tokens) == set(range(4)) and all(len(each) == 40 for each in tokens.values())
+    again = [won for step in steps for won in step.admitted if won.recomputed]
+    assert {loss.trace for loss in losses} == {won.trace for won in again}
+    for each in set(tokens.values()):
+        bench.check_greedy(each)
+
+
+def waiting_children(bench: Bench, spare_states: int):
+    """Starts an engine whose memory lets children wait while their parents go on; returns it and its hoard."""
+    engine = bench.start(kv_budget_tokens=400 + 8 * bench.state_tokens, block_tokens=4)
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(1, sampling=GREEDY, tokens=40)])
+    steps = run(engine, 10)
+    blocks, state = engine._pool.blocks, bench.sizes.state_blocks(4)
+    length = 10
+    while (len(PROMPT) - 1 + length) % 4 != 3:  # two more steps need no block, a child's first needs one
+        steps += run(engine, 1)
+        length += 1
+    hoard = blocks.allocate(blocks.num_free - spare_states * state, 1)
+    return engine, hoard, length
+
+
+def check_children_that_wait_keep_their_parents_states(bench: Bench) -> None:
+    """While a child waits its parent goes on, and then ends."""
+    if not bench.sizes.state_bytes or not bench.sizes.token_bytes:
+        return
+    engine, hoard, length = waiting_children(bench, 1)
+    engine._pool.blocks.release([hoard.pop()])
+    engine.submit([spec(2, sampling=GREEDY, tokens=40, inherited=length, parent=TraceKey(1, 0))])
+    (step,) = run(engine, 1)
+    assert admissions([step]) == {2: (length, 0)}
+    engine.stop([TraceKey(1, 0), TraceKey(1, 1)])
+    engine._pool.blocks.release(hoard)
+    bench.check_greedy(tokens_of(finish(engine))[2])
+
+
+def check_a_parent_may_end_before_its_children_are_admitted(bench: Bench) -> None:
+    engine = bench.start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(1, tokens=40)])
+    run(engine, 15)
+    engine.submit([spec(i, sampling=GREEDY, tokens=40, inherited=15, parent=TraceKey(1, 0)) for i in (2, 3)])
+    engine.stop([TraceKey(1, 0)])
+    steps = finish(engine)
+    tokens = tokens_of(steps)
+    assert admissions(steps) == {2: (15, 0), 3: (15, 0)}
+    assert tokens[2] == tokens[3]
+    bench.check_greedy(tokens[2])
+
+
+def check_the_smallest_budget_is_the_one_that_is_named(bench: Bench) -> None:
+    engine = bench.start(kv_budget_tokens=16)
+    with pytest.raises(UserError, match="raise --kv-budget-tokens to") as refused:
+        check_prompt(engine.info, 30)
+    least = int(str(refused.value).rsplit(maxsplit=1)[1])
+    with pytest.raises(UserError):
+        check_prompt(bench.start(kv_budget_tokens=least - 16).info, 30)
+    enough = bench.start(kv_budget_tokens=least)
+    open_search(enough, prompt=(5,) * 30, stops=())
+    enough.submit([spec(0, sampling=GREEDY, tokens=5)])
+    assert len(tokens_of(finish(enough))[0]) == 5
+
+
+CHECKS: dict[str, Callable[[Bench], None]] = {
+    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+    and name != "check_prompt"
+}  # fmt: skip
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    if not (KINDS[request.param].is_core or request.config.getoption("--all")):
+        pytest.skip("runs every week: --all runs it now")
+    return request.param
+
+
+def test_the_contract_holds_for_models_of_each_kind(kind, subtests):
+    bench = Bench(KINDS[kind])
+    for name, check in CHECKS.items():
+        with subtests.test(name):
+            check(bench)
