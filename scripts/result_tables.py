@@ -288,6 +288,15 @@ def verifiers() -> str:
     return table("trained on | scorer | mean AUC | 25 % | 50 % | 75 % | 100 %", rows)
 
 
+def state_scorers() -> str:
+    names = {"mlp-ridge": "`ridge`, the best of nine", "mlp-published": "STEP's recipe",
+             "token confidence": "token confidence, no training"}  # fmt: skip
+    found = {each["name"]: each for each in read("llm_scorers.json")["rankings"]}
+    rows = [[label, auc_span(found[name]["mean_auc"]), *(auc(found[name]["auc"][at]) for at in ("0.25", "0.5", "0.75"))]
+            for name, label in names.items()]  # fmt: skip
+    return table("scorer | mean AUC | 25 % | 50 % | 75 %", rows)
+
+
 def noisy() -> str:
     methods = read("islands_noise.json")["methods"]
     rows = []
@@ -380,7 +389,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pawn-votes": pawn_votes, "pawn-methods": pawn_methods, "pawn-eleven": pawn_eleven, "pawn-rounds": pawn_rounds,
     "pawn-forced": pawn_forced, "pawn-prefix": pawn_prefix, "llm-votes": llm_votes, "llm-searches": llm_searches,
     "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-islands": llm_islands, "llm-prefix": llm_prefix,
-    "simulated": simulated, "verifiers": verifiers, "noisy": noisy, "reversed": reversed_scorers,
+    "simulated": simulated, "state-scorers": state_scorers, "verifiers": verifiers, "noisy": noisy,
+    "reversed": reversed_scorers,
     "vllm-speed": vllm_speed, "forest": forest, "forest-search": forest_search, "cpu": cpu,
 }  # fmt: skip
 
