@@ -44,6 +44,22 @@ def refusal(reader, **fields):
     return refused.value
 
 
+# -- adapters --------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_are_model_ids_and_an_option_and_no_folder_of_the_server_is_one(reader):
+    reader = dataclasses.replace(reader, adapters=("math", "law"))
+    assert {"math", "law:sc", "M"} <= set(reader.ids)
+    assert (
+        chat(reader, model="math").config.lora == chat(reader, model="M", gambit={"lora": "math"}).config.lora == "math"
+    )
+    law = chat(reader, model="law:single").config
+    assert (law.lora, law.policy) == ("law", "single")
+    assert chat(reader).config.lora is None
+    for wrong in ({"gambit": {"lora": "/etc"}}, {"model": "math", "gambit": {"lora": "law"}}, {"gambit": {"lora": 3}}):
+        assert refusal(reader, **wrong).param == "gambit.lora"
+
+
 # -- what is used ----------------------------------------------------------------------------------------------------
 
 

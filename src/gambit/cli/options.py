@@ -63,12 +63,12 @@ SEARCH_PANELS = (
     Panel("Advanced: search", SearchConfig, (
         "compat", "preset", "islands", "swap_size", "check_interval", "warmup_tokens", "swap_margin", "hard_floor",
         "child_temperature", "branch_point", "ghost_parents", "boundary", "own_limit",
-        "consensus_min_traces", "confidence_window",
+        "consensus_min_traces", "confidence_window", "lora",
     )),
     Panel("Advanced: prompt and sampling", SearchConfig,
           ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),
     Panel("Advanced: engine", EngineConfig,
-          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights", "offline")),
+          ("engine_options", "adapters", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights", "offline")),
     Panel("Advanced: verifier", EngineConfig, (
         "verifier_engine", "verifier_device", "verifier_memory", "verifier_gpu_share", "verifier_aggregation",
         "verifier_options", "verifier_lag", "verifier_async", "verifier_optional",
@@ -192,7 +192,14 @@ def read_configs(file: Path | None, flags: Mapping[str, object]) -> tuple[Search
     values = overlaid(read_config_file(file) if file else {}, given(flags))
     search, engine = picked(SearchConfig, values), picked(EngineConfig, values)
     check_search(search)  # an unknown policy or option is refused before the model is loaded
-    return search, engine
+    return search, with_adapter(engine, search.lora)
+
+
+def with_adapter(engine: EngineConfig, lora: str | None) -> EngineConfig:
+    """Has the engine serve the adapter of a search, where that is named by its folder."""
+    if lora is None or lora in engine.adapters:
+        return engine
+    return engine.model_copy(update={"adapters": {**engine.adapters, lora: lora}})
 
 
 def given(options: Mapping[str, T | None]) -> dict[str, T]:

@@ -56,6 +56,7 @@ class CollectOptions(CheckedModel):
     seed: int = Field(0, description="of puzzles and sampling")
     engine: str = Field(AUTO, description="local, vllm or auto")
     engine_options: dict[str, object] = Field(default_factory=dict, description="passed to the engine")
+    lora: str | None = Field(None, description="LoRA adapter of the model to sample and read with; vllm")
     device: str = Field(AUTO, description=DEVICES)
     dtype: str = Field(AUTO, description="auto, float32, float16 or bfloat16")
     memory_ratio: float = Field(0.6, ge=0.05, le=1.0, description=MEMORY_RATIO)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gambit.bench.datasets import GROUP, HUB, SYNTAX, Benchmark, benchmark_for, chosen, numbers_of
 from gambit.chains import FAMILIES
-from gambit.cli.options import given, picked
+from gambit.cli.options import given, picked, with_adapter
 from gambit.cli.progress import engine_lines, progress_bar
 from gambit.cli.scorer import AUTO, NONE, CollectOptions, EvalOptions, ImportOptions, TrainOptions
 from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings, sole_writer, solver_maker, warn_of
@@ -91,7 +91,7 @@ def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     plan = CollectPlan(
         out=options.out,
         source=options.problems if options.problems.startswith((PAWN_SOURCE, HUB)) else Path(options.problems).name,
-        engine=picked(EngineConfig, values),
+        engine=with_adapter(picked(EngineConfig, values), options.lora),
         search=picked(SearchConfig, values),
         traces_per_problem=options.traces,
         traces_at_once=options.traces_at_once or usual_traces_at_once(options.device),

@@ -42,6 +42,7 @@ def serve(model_tag: str | None, options: ServeOptions, flags: Mapping[str, str 
         host=options.host,
         port=options.port,
         served_names=tuple(dict.fromkeys(options.served_model_name or [engine.model])),
+        adapters=tuple(name for name, folder in engine.adapters.items() if name != folder),  # no folders as ids
         keys=keys,
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,

@@ -37,7 +37,8 @@ MinP = Annotated[float, Field(ge=0, lt=1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
-NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # whose entries may come one by one
+# Options whose entries may come one by one.
+NESTED_OPTIONS = ("adapters", "engine_options", "policy_options", "verifier_options")
 
 
 class BranchPoint(StrEnum):
@@ -171,6 +172,7 @@ class SearchConfig(CheckedModel):
     confidence_window: Tokens = Field(
         2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
     )
+    lora: str | None = Field(None, description="adapter to search with: its folder, or a name given by --adapter; vllm")
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
         None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
@@ -257,6 +259,9 @@ class EngineConfig(CheckedModel):
         "auto", description="what runs it: local, vllm or auto (vllm where a tested build and its GPU are there)"
     )
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as it is")
+    adapters: dict[str, str] = Field(
+        default_factory=dict, description="LoRA adapter that searches may name with --lora, as NAME=FOLDER; vllm"
+    )
     device: str = Field("auto", description="where it runs: auto, cpu, cuda, cuda:0 or mps")
     dtype: str = Field("auto", description="type of its weights: auto, float32, float16 or bfloat16")
     scorer: str = Field(

@@ -11,7 +11,7 @@ from gambit.config import registry
 from gambit.config.options import EngineConfig
 from gambit.engines.vllm import installed, note_on
 from gambit.errors import UserError
-from gambit.models.files import check_weights
+from gambit.models.files import adapter_rank, check_weights
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer
@@ -50,6 +50,7 @@ class SearchSpec:
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
     aggregation: Aggregation | None = None  # of the scores by which traces are evicted; None: the scorer's
+    lora: str | None = None  # the name of an adapter of the engine; None: the weights as they are
     has_verifier: bool = False  # traces are evicted by the scores of `set_scores`, not those of the engine's own scorer
 
 
@@ -139,6 +140,11 @@ def check_engine(config: EngineConfig) -> str:
         given = ", ".join(f"--engine-option {key}" for key in config.engine_options)
         raise UserError(f"the local engine has no options of its own, but was given {given}: leave it out, or use "
                         "--engine vllm")  # fmt: skip
+    if config.adapters and name == "local":
+        raise UserError(f"the local engine serves no adapters, and {', '.join(config.adapters)} was given: use "
+                        "--engine vllm, or merge the adapter into the weights")  # fmt: skip
+    for folder in config.adapters.values():
+        adapter_rank(folder)  # raises for a folder without an adapter
     return name
 
 

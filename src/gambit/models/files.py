@@ -28,6 +28,7 @@ SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM
 MODELS = "gambit.models"
 BUNDLED = "pawn"  # the model of those who name none
 WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth")  # where there is no safetensors
@@ -188,10 +189,28 @@ def number_on_disk(model: str, name: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def weight_hash(model: str) -> str | None:
-    """Returns a hash of a model's weights; None where they are not on this disk as safetensors."""
+def weight_hash(model: str, adapter: str | None = None) -> str | None:
+    """Returns a hash of a model's weights, and of an adapter's after a "+"; None for weights that are not here.
+
+    Only safetensors on this disk have one.
+    """
     files = weight_files(model)
-    return files_hash(files) if files else None
+    return files_hash(files) + (f"+{adapter_hash(adapter)}" if adapter else "") if files else None
+
+
+def adapter_rank(folder: str) -> int:
+    """Returns the rank of a LoRA adapter; raises for a folder that holds none."""
+    path = Path(folder) / ADAPTER_FILES[0]
+    rank = _read_json(path).get("r") if path.is_file() else None
+    if not isinstance(rank, int) or not (Path(folder) / ADAPTER_FILES[1]).is_file():
+        raise UserError(
+            f"no LoRA adapter in {folder}: give a folder with {' and '.join(ADAPTER_FILES)}, as peft writes it"
+        )
+    return rank
+
+
+def adapter_hash(folder: str) -> str:
+    return files_hash([Path(folder) / name for name in ADAPTER_FILES])
 
 
 def identity_hash(model: str) -> str | None:

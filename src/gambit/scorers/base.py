@@ -33,7 +33,7 @@ class ScorerInfo:
     boundary_rule: str = BLANK_LINE  # the rule that ended the thoughts it was trained on; engines use it too
     layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
-    base_model_hash: str | None = None
+    base_model_hash: str | None = None  # of its weights, and of the adapter after a "+"
     trust: ScorerTrust | None = None  # None: it was never evaluated
 
 

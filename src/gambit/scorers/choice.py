@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -87,9 +88,10 @@ def scorer_to_send(name: str, source: str, model: str) -> Scorer | None:
 
 
 def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
-    """Warns if a scorer was trained on the states of other weights."""
+    """Warns if a scorer was trained on the states of other weights. Each search looks at its adapter itself."""
     if info.base_model_hash is None:
         return
-    warning = check_fit(made_for(info), MadeFor(model, weights=models.weight_hash(source)))
+    made = replace(made_for(info), weights=info.base_model_hash.partition("+")[0])
+    warning = check_fit(made, MadeFor(model, weights=models.weight_hash(source)))
     if warning is not None:
         warnings.warn(f"{warning}; silence this with --any-weights", GambitWarning, stacklevel=3)

@@ -283,7 +283,7 @@ def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> 
     max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
     metrics.watch(desk, settings.served_names[0])
-    reader = RequestReader(settings.served_names, base, max_traces, solver.capacity_of)
+    reader = RequestReader(settings.served_names, base, max_traces, solver.capacity_of, adapters=settings.adapters)
     api = Api(desk, reader, settings, ResponseStore(settings.response_seconds, settings.max_responses))
     page = LivePage(desk, reader, settings)
     router = Router([*api.routes(), *page.routes()], redirect_slashes=False)

@@ -332,7 +332,8 @@ class CheckedRequest:
 class RequestReader:
     """Reads requests by the server's model ids, its own options of the search, and its limits.
 
-    The ids are `M` for the server's own policy, `M:sc` for self-consistency, `M:single` for one plain sample, ….
+    The ids are `M` for the server's own policy, `M:sc` for self-consistency, `M:single` for one plain sample, …; the
+    name of an adapter may stand in place of `M`.
     """
 
     names: tuple[str, ...]
@@ -341,10 +342,12 @@ class RequestReader:
     capacity_of: Callable[[SearchConfig], int]
     policies: Sequence[str] = field(default_factory=lambda: registry.names(GROUP))
     created: int = field(default_factory=lambda: int(time.time()))
+    adapters: tuple[str, ...] = ()
 
     @property
     def ids(self) -> list[str]:
-        return [*self.names, *(f"{name}:{policy}" for name in self.names for policy in self.policies)]
+        names = (*self.names, *self.adapters)
+        return [*names, *(f"{name}:{policy}" for name in names for policy in self.policies)]
 
     def card(self, model: str) -> dict[str, object]:
         """Returns the description of a model id; raises an error of status 404 for an unknown one."""
@@ -353,10 +356,11 @@ class RequestReader:
 
     def _policy_of(self, model: str) -> str | None:
         """Returns the policy that an id names, None for the server's own; raises an error of status 404."""
-        if model in self.names:
+        names = (*self.names, *self.adapters)
+        if model in names:
             return None
         name, _, policy = model.rpartition(":")
-        if name in self.names and policy in self.policies:
+        if name in names and policy in self.policies:
             return policy
         sentence = f"the model {model[:200]!r} does not exist: this server has {', '.join(self.ids)}"
         raise ApiError(404, sentence, param="model", code="model_not_found")
@@ -391,6 +395,7 @@ class RequestReader:
         )
         sampling, found = _sampling(request, policy)
         given = {**own, **sampling, **_limits(request), "effort": effort, "policy": policy}
+        given["lora"] = self._adapter(request.model, own.get("lora"))
         if isinstance(request, ChatFields) and request.chat_template_kwargs is not None:
             given["enable_thinking"] = request.chat_template_kwargs.enable_thinking
         elif request.effort == "none":
@@ -408,6 +413,19 @@ class RequestReader:
         config = config.model_copy(update=_ceilings(config, self.base, key))
         self._check_size(config, key)
         return config, (*warnings, *found)
+
+    def _adapter(self, model: str, by_option: object) -> str | None:
+        """Returns the adapter that an id or an option names; None where the request leaves that to the server."""
+        name = model.removesuffix(f":{self._policy_of(model)}")
+        by_id = name if name in self.adapters else None
+        found = by_id if by_option is None else by_option
+        if found is not None and (found not in self.adapters or by_id not in (None, found)):
+            known = ", ".join(self.adapters) or "none"
+            raise bad_request(
+                f"gambit.lora = {_shown(by_option)}: this server's adapters are {known}, and an id may name one",
+                "gambit.lora",
+            )
+        return None if found is None else str(found)
 
     def _effort(
         self, request: AnyRequest, own: Mapping[str, object], key: ApiKey

@@ -49,6 +49,7 @@ class ServeSettings(CheckedModel):
     host: str = "127.0.0.1"
     port: int = 8000
     served_names: tuple[str, ...] = ("pawn",)
+    adapters: tuple[str, ...] = ()  # further model ids
     keys: tuple[ApiKey, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None

@@ -268,6 +268,7 @@ class SearchBuilder:
         else:
             settings, found = request.part.settings, []
         check_end(config, is_probability=parts.judge.is_probability)
+        found += self._adapter_notes(config.lora)
         policy = load_policy(config.policy).from_settings(settings)
         requirements = requirements_of(policy)
         at_once = max(settings.most_at_once, settings.num_first * request.concurrency)
@@ -299,6 +300,7 @@ class SearchBuilder:
             confidence_window=window,
             embedding_size=requirements.embedding_size,
             aggregation=self._aggregation(config),
+            lora=config.lora,
             has_verifier=verifier is not None,
         )
         extract = request.extractor or extractor_for(config.answer)
@@ -387,6 +389,24 @@ class SearchBuilder:
             only_ends=is_last and plan.requirements.scores is ScoreUse.NEVER and not options.verifier_optional,
         )
 
+    def _adapter_notes(self, lora: str | None) -> list[str]:
+        """Returns a warning where the scorer was trained on states of another adapter; raises for an unknown one."""
+        engine, parts = self._parts.config, self._parts
+        if lora is not None and lora not in engine.adapters:
+            known = ", ".join(engine.adapters) or "none"
+            raise UserError(
+                f"the engine has no adapter {lora!r} (its own: {known}): start it with --adapter NAME=FOLDER"
+            )
+        trained = parts.scorer.info.base_model_hash
+        if trained is None or engine.any_weights or parts.verifier is not None:
+            return []
+        of, now = trained.partition("+")[2], "" if lora is None else models.adapter_hash(engine.adapters[lora])
+        if of == now:
+            return []
+        before = f"with adapter {of[:20]}…" if of else "without an adapter"
+        return [f"the scorer was trained {before}, this search runs {f'with {lora}' if lora else 'without one'}: "
+                "its scores may rank worse; silence this with --any-weights"]  # fmt: skip
+
     def _crowding(self, num_traces: int) -> list[str]:
         info = self._parts.engine.info
         if info.most_traces is None or num_traces <= info.most_traces:
@@ -434,16 +454,18 @@ class SearchBuilder:
             num_traces=settings.num_traces,
             prompt_tokens=prompt_tokens,
             settings=settings.to_json(),
-            environment=_environment(self._parts),
+            environment=_environment(self._parts, config.lora),
         )
 
 
-def _environment(parts: SolverParts) -> dict[str, ev.Json]:
+def _environment(parts: SolverParts, lora: str | None) -> dict[str, ev.Json]:
     config, info = parts.config, cast("dict[str, ev.Json]", dataclasses.asdict(parts.engine.info))
     names = ("gambit-search", "torch", "transformers")
     packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
     scorer = config.scorer if config.scorer != "auto" else parts.scorer.info.architecture
     found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
+    if lora is not None:
+        found["lora"] = {"name": lora, "hash": models.adapter_hash(config.adapters[lora])}
     if parts.verifier is not None:
         verifier = parts.verifier.info
         trust = None if verifier.trust is None else verifier.trust.to_json()

@@ -36,7 +36,7 @@ from gambit.training.dataset import in_groups
 from gambit.training.sampling import Grading, Sampled, SampledTrace, Task, ThoughtMeter, Watch
 from gambit.training.storage import Header, ProblemRecord, TraceRecord, new_id, opened_collection, state_name
 from gambit.types import Problem, StatePosition, StopReason
-from gambit.verifiers.lora import by_length
+from gambit.verifiers.lora import by_length, check_installed
 
 LARGEST_HALF = 65504.0  # massive activations of inner layers pass it; as infinities they would poison a fit
 BATCH_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 8_192}
@@ -59,12 +59,13 @@ class StateReader:
         device: str = "auto",
         dtype: str = "auto",
         batch_tokens: int | None = None,
+        adapter: str | None = None,
     ) -> None:
         self._device = pick_device(device)
         self._layers, self._positions = tuple(layers), tuple(positions)
         self.batch_tokens = batch_tokens or BATCH_TOKENS[self._device.type]
         if self._layers:
-            self._model = _load(model, dtype, self._device)
+            self._model = _load(model, dtype, self._device, adapter)
             config = self._model.config.get_text_config()
             self.hidden_size = int(config.hidden_size)
             LayerChoice.of(self._layers, int(config.num_hidden_layers))
@@ -112,10 +113,16 @@ class StateReader:
         return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in self._layers]
 
 
-def _load(model: str, dtype: str, device: torch.device) -> Any:
+def _load(model: str, dtype: str, device: torch.device, adapter: str | None) -> Any:
     """Loads the network without its output layer; its last hidden state is what would enter it."""
     try:
-        return read_with_transformers(model, pick_dtype(dtype, device)).base_model.to(device).eval()
+        network = read_with_transformers(model, pick_dtype(dtype, device))
+        if adapter is not None:
+            check_installed()
+            from peft import PeftModel
+
+            network = PeftModel.from_pretrained(network, adapter).merge_and_unload()
+        return network.base_model.to(device).eval()
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load model {model!r}: {first_line(error)}") from error
 
@@ -141,6 +148,11 @@ class CollectPlan:
     boundary: str = BLANK_LINE  # where thoughts end; scorers trained on the collection are used with the same rule
     batch_tokens: int | None = None  # of the pass that reads states; None: what suits the device
     num_graders: int = 2
+
+    @property
+    def adapter(self) -> str | None:
+        """Returns the folder of the adapter that samples; None where the weights do as they are."""
+        return None if self.search.lora is None else self.engine.adapters[self.search.lora]
 
     @property
     def most_problems_at_once(self) -> int:
@@ -195,6 +207,7 @@ class LocalEngines:
             self._reader = StateReader(
                 models.locate(plan.engine.model), layers=plan.layers, positions=plan.positions,
                 device=plan.engine.device, dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
+                adapter=plan.adapter,
             )  # fmt: skip
         except BaseException:
             self.solver.close()
@@ -380,7 +393,7 @@ def _header(plan: CollectPlan, hidden_size: int) -> Header:
         id=new_id(),
         source=plan.source,
         model=models.name_of(plan.engine.model),
-        model_hash=models.weight_hash(models.locate(plan.engine.model)),
+        model_hash=models.weight_hash(models.locate(plan.engine.model), plan.adapter),
         hidden_size=hidden_size,
         layers=plan.layers,
         positions=tuple(str(position) for position in plan.positions),

@@ -182,7 +182,7 @@ class LoraVerifier:
 def check_installed() -> None:
     """Raises if peft is missing."""
     if find_spec("peft") is None:
-        raise UserError(f"a verifier needs the package peft: {install_line('train')}")
+        raise UserError(f"an adapter needs the package peft: {install_line('train')}")
 
 
 def base_of(info: LoraInfo, model: str | None) -> str:

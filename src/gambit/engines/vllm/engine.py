@@ -155,6 +155,7 @@ class VllmEngine:
                 history_of=history_of,
                 confidence_window=spec.stop_rule.window_tokens if spec.stop_rule else search.spec.confidence_window,
                 embedding_size=search.spec.embedding_size,
+                lora=search.spec.lora,
                 is_check=is_check,
                 followers=len(specs) - place,
             )

@@ -55,6 +55,7 @@ class GambitConfig:
     short_cuts: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
     attention: DecodeAttention = DecodeAttention.STOCK
+    adapters: Mapping[str, str] = field(default_factory=dict)  # folders by name
 
     def compute_hash(self) -> str:
         """Returns what vLLM compiles a model anew for: of a scorer only the layers that it reads matter."""
@@ -77,6 +78,7 @@ class TraceTask:
     history_of: str | None = None  # the request whose first thoughts, as many as its score counts, are its own too
     confidence_window: int = 0  # tokens; 0: its confidence is not measured
     embedding_size: int = 0
+    lora: str | None = None
     is_check: bool = False  # the start-up self-check's: the worker also reports what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
 

@@ -21,7 +21,7 @@ from gambit.engines.vllm import note_on
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
 from gambit.errors import EngineError, GambitWarning, UserError, first_line, install_line
-from gambit.models.files import SCORER_FILE
+from gambit.models.files import SCORER_FILE, adapter_rank
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 from gambit.storage.folders import cache_folder
 from gambit.storage.identity import package_version
@@ -39,6 +39,7 @@ OWN_OPTIONS = {
     "attention": DecodeAttention.STOCK.value,
 }  # fmt: skip
 ATTENTION_OPTIONS = ("attention_backend", "attention_config")  # vLLM's own
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
 _REFUSED = {
     "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
@@ -80,6 +81,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         short_cuts=is_tested if own["short_cuts"] is None else bool(own["short_cuts"]),
         fused_scorer=not is_cpu if own["fused_scorer"] is None else bool(own["fused_scorer"]),
         attention=_attention(own["attention"], config.engine_options, is_tested=is_tested),
+        adapters=config.adapters,
     )
     # In this process by default: nothing then happens between two steps, and a seed gives the same tree again.
     is_apart_by_default = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1"
@@ -163,6 +165,11 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "use_tqdm_on_load": False,  # our own display has the terminal
         "gpu_memory_utilization": config.memory_ratio,
     }
+    if gambit.adapters:
+        rank = max(adapter_rank(folder) for folder in gambit.adapters.values())
+        rank = next((known for known in LORA_RANKS if known >= rank), rank)
+        # One place more, which stays empty: on a CPU vLLM gives traces without an adapter what lies in the last one.
+        options |= {"enable_lora": True, "max_loras": len(gambit.adapters) + is_cpu, "max_lora_rank": rank}
     if gambit.attention is not DecodeAttention.STOCK:
         from gambit.engines.vllm.compat import forest
 

@@ -20,6 +20,7 @@ import vllm
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.envs import disable_envs_cache
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
@@ -56,6 +57,8 @@ class VllmCore:
         self._exact_noise = config.additional_config.exact_noise
         self._seeds_vllm = not self._exact_noise and has_seeded_noise(config)
         self._num_added = 0
+        adapters = enumerate(config.additional_config.adapters.items(), 1)
+        self._adapters = {name: LoRARequest(name, number, folder) for number, (name, folder) in adapters}
         if own_process:  # vLLM caches the environment once it has started a core in this process
             disable_envs_cache()
         self._client = start_client(config, own_process=own_process)
@@ -71,16 +74,16 @@ class VllmCore:
         params.max_tokens = max_tokens
         if self._seeds_vllm:
             params.seed = task.noise_key >> 1  # signed there
-        self._add(request_id, tokens, params, task)
+        self._add(request_id, tokens, params, task, None if task.lora is None else self._adapters[task.lora])
 
     def send(self, message: Message) -> None:
         """Sends a message about no new trace, in a request that the scheduler does not add."""
         self._add(type(message).__name__, [0], copy(_params(*GREEDY, ())), message)
 
-    def _add(self, request_id: str, tokens: list[int], params: Any, message: Message) -> None:
+    def _add(self, request_id: str, tokens: list[int], params: Any, message: Message, lora: Any = None) -> None:
         self._num_added += 1
         params.extra_args = packed(message)
-        self._client.add_request(new_request(request_id, tokens, self._num_added, sampling_params=params))
+        self._client.add_request(new_request(request_id, tokens, self._num_added, sampling_params=params, lora=lora))
 
     def abort(self, request_ids: list[str]) -> None:
         self._client.abort_requests(request_ids)
@@ -149,7 +152,13 @@ def start_client(config: Any, *, own_process: bool) -> Any:
 
 
 def new_request(
-    request_id: str, tokens: list[int], number: int, *, sampling_params: Any = None, pooling_params: Any = None
+    request_id: str,
+    tokens: list[int],
+    number: int,
+    *,
+    sampling_params: Any = None,
+    pooling_params: Any = None,
+    lora: Any = None,
 ) -> EngineCoreRequest:
     """Returns a request with these tokens. `number`: in the order of arrival."""
     return EngineCoreRequest(
@@ -159,7 +168,7 @@ def new_request(
         sampling_params=sampling_params,
         pooling_params=pooling_params,
         arrival_time=float(number),
-        lora_request=None,
+        lora_request=lora,
         cache_salt=None,
         data_parallel_rank=None,
     )

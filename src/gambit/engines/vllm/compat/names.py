@@ -70,6 +70,7 @@ TOUCHED = (
         "vllm.platforms.interface", "Platform", called="is_cpu is_cuda is_device_capability_family", read="device_type"
     ),
     Touched("vllm.envs", imported="disable_envs_cache"),
+    Touched("vllm.lora.request", imported="LoRARequest"),
     Touched("vllm.model_executor.model_loader.utils", imported="get_model_cls"),
     Touched("vllm.model_executor.models.interfaces", imported="supports_eagle3"),
     Touched("vllm.model_executor.models.interfaces", "SupportsEagle3", called="set_aux_hidden_state_layers"),
