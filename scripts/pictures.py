@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ LLM_SEARCHES = {
     "llm_verifier_search/quarter": "… ¼ of the KV cache",
     "llm_verifier_rounds/search": "… in rounds",
 }
-LLM_SETS = {"math500_dev": "Gambit, states: MATH", "gsm8k_dev": "… GSM8K"}
+LLM_SETS = {"math500_dev": "state scorer, MATH", "gsm8k_dev": "state scorer, GSM8K"}
 ROUNDS = {
     "sc": ("voting", (-10, 22, "end")),
     "sc-rounds-0.6": ("voting in rounds", (-10, 22, "end")),
@@ -137,8 +138,17 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+def as_file(picture: Markup) -> str:
+    """Returns the picture as the text of a file: as wide as its drawing, not as the page, and with true minus signs."""
+    width, height = re.findall(r'viewBox="0 0 (\S+) (\S+)"', picture)[0]
+    sized = picture.replace("max-width:560px;width:100%", "").replace(
+        "<svg ", f'<svg width="{width}" height="{height}" ', 1
+    )
+    return re.sub(r">-(?=\d)", ">−", sized) + "\n"
+
+
 PICTURES = {"votes": votes, "methods": methods, "llm": llm, "tokens": tokens, "scorer": scorer, "speed": speed}
 
 if __name__ == "__main__":
     for name, made in PICTURES.items():
-        (FOLDER / f"{name}.svg").write_text(made() + "\n", encoding="utf-8")
+        (FOLDER / f"{name}.svg").write_text(as_file(made()), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from scripts import code_tables, floors, provenance, result_tables
-from scripts.pictures import PICTURES
+from scripts.pictures import PICTURES, as_file
 from scripts.shown_output import printed, shown
 
 from gambit.cli.app import COMMANDS
@@ -148,7 +148,7 @@ def test_the_readme_is_short_and_begins_with_the_installation():
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_results_show_the_results(name):
     """If they do not: `python scripts/pictures.py`."""
-    assert PICTURES[name]() + "\n" == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
+    assert as_file(PICTURES[name]()) == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
 
 
 def test_a_difference_that_is_not_shown_is_hollow():
