@@ -1,15 +1,19 @@
-"""SIGKILL at random moments over `gambit bench`, `scorer collect` and `solve`: what is left must be right.
+"""SIGKILL at random moments over all long commands: what is left must be right.
 
-    python benchmarks/kills.py --out benchmarks/results/kills.json        # 100 kills, about ten minutes on one core
+    python benchmarks/kills.py --out benchmarks/results/kills.json        # 100 kills, a quarter of an hour on two cores
+    python benchmarks/kills.py --only train,serve --kills 20
 
-The bundled model. A killed bench or collection is resumed, killed again and so on to its end. After every kill nothing
-that was there may be lost or doubled, and every event log must replay up to its last whole line; a finished run equals
-one that was left alone. A killed `solve` leaves logs that say how far it came; solved again, it gives the same answers.
+The bundled model. A killed bench, collection or measurement of prefix values is resumed, killed again and so on to its
+end. After every kill nothing that was there may be lost or doubled, and every event log must replay up to its last
+whole line; a finished run equals one that was left alone. A killed `solve` leaves logs that say how far it came; solved
+again, it gives the same answers. A killed training leaves no checkpoint or a whole one. A killed server on two engines
+under Ray leaves the whole log of every answer that a client has got, and no engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -20,10 +24,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+from safetensors.numpy import load_file
+
+from gambit.bench.prefix_value import ROLLOUTS_FILE
 from gambit.bench.rows import ROWS_FILE
 from gambit.errors import UserError
 from gambit.pawn import Level, Split, generate
@@ -33,14 +42,20 @@ from gambit.storage.run_folder import LOG_FILE
 from gambit.training.storage import INDEX_FILE, read_index, read_shards
 
 NUM_PROBLEMS = 6
+DATA = "data"  # a collection, to train on
+TO_TRAIN_ON = ["scorer", "collect", "--problems", "pawn:scorer", "--limit", "30", "--traces", "8", "--engine", "local",
+               "--state-position", "boundary", "--quiet"]  # fmt: skip
 SMALL = ["--engine", "local", "--capacity", "6", "--check-interval", "8", "--warmup-tokens", "8"]
 CLOCKS = ("began", "seconds", "waited_seconds", "series")  # what differs between two runs of one search
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
+KEY, NUM_CLIENTS, ENDS_SECONDS = "sk-kills", 4, 60.0
+SHARES = {"bench": 20, "collect": 20, "solve": 20, "prefix-value": 16, "train": 16, "serve": 8}  # of 100 kills
 
 # Imports are paid for once; each command is a process of its own all the same.
 NURSERY = """
 import json, os, sys
 import torch, gambit.bench.run, gambit.engines.local.engine, gambit.solver, gambit.training.collect
+import gambit.cli.scorer_work, gambit.cli.prefix_work
 from gambit.cli.app import app
 
 for line in sys.stdin:
@@ -95,7 +110,7 @@ class Command:
     first: Callable[[Path], list[str]]
     again: Callable[[Path], list[str]] | None  # None: it is begun anew, elsewhere
     kept: Callable[[Path], dict[str, object]]
-    growing: str  # the file whose first line says that something is there to be lost
+    growing: str | None  # the file whose first line says that something is there to be lost; None: it is there or not
 
 
 def bench_rows(folder: Path) -> dict[str, object]:
@@ -114,6 +129,25 @@ def collected_problems(folder: Path) -> dict[str, object]:
             add_new(found, problem.id, problem.model_dump())
     assert len(found) == sum(len(entry.problems) for entry in read_index(folder))
     return found
+
+
+def continued_prefixes(folder: Path) -> dict[str, object]:
+    """Every problem that was sampled, and every prefix that was continued."""
+    found = collected_problems(folder)
+    for _, line in whole_lines(folder / ROLLOUTS_FILE):
+        rollouts = json.loads(line)
+        add_new(found, rollouts["prefix"], rollouts["is_right"])
+    return found
+
+
+def checkpoint(folder: Path) -> dict[str, object]:
+    """The scorer by its weights, once it is there."""
+    path = folder / "scorer.safetensors"
+    if not path.exists():
+        return {}
+    weights = load_file(path)
+    digest = hashlib.sha256(b"".join(name.encode() + weights[name].tobytes() for name in sorted(weights)))
+    return {path.name: digest.hexdigest()}
 
 
 def solved_lines(folder: Path) -> dict[str, object]:
@@ -139,6 +173,9 @@ def commands(problems: Path, num_problems: int) -> dict[str, Command]:
     bench = ["bench", "--benchmark", str(problems), *few, "--block", "2", *SMALL, "--no-report", "--quiet"]
     collect = ["scorer", "collect", "--problems", str(problems), *few, "--traces", "4", "--traces-at-once", "8",
                "--batch-tokens", "64", "--engine", "local", "--quiet", "--graders", "1"]  # fmt: skip
+    values = ["prefix-value", "--benchmark", str(problems), *few, "--traces", "6", "--rollouts", "2", "--keep", "1",
+              "--cuts", "0.3,0.6", "--traces-at-once", "6", "--engine", "local", "--quiet"]  # fmt: skip
+    train = ["scorer", "train", "--data", str(problems.parent / DATA), "--objective", "bce", "--epochs", "20"]
     solve = ["solve", "--file", str(problems), *SMALL, "--json", "--quiet"]
     return {
         "bench": Command("bench", lambda folder: [*bench, "--out", str(folder)],
@@ -149,7 +186,16 @@ def commands(problems: Path, num_problems: int) -> dict[str, Command]:
         "solve": Command("solve", lambda folder: [*solve, "--out", str(folder), "--output",
                                                   str(folder / "results.jsonl")],
                          None, solved_lines, "0/events.jsonl"),
+        "prefix-value": Command("prefix-value", lambda folder: [*values, "--out", str(folder)],
+                                lambda folder: [*values, "--out", str(folder)], continued_prefixes, ROLLOUTS_FILE),
+        "train": Command("train", lambda folder: [*train, "--out", str(made(folder) / "scorer.safetensors")],
+                         lambda folder: [*train, "--out", str(folder / "scorer.safetensors")], checkpoint, None),
     }  # fmt: skip
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def write_problems(path: Path, count: int) -> None:
@@ -246,11 +292,11 @@ class Killer:
         """Returns whether the kill came in time; `seconds` is the time that the rest takes."""
         waits = self.rng.random() < 0.9
         delay = self.rng.random() * seconds
-        pid = self.nursery.start(words)
-        if waits:
-            wait_for_growth(folder / self.command.growing, pid)
+        pid, growing = self.nursery.start(words), self.command.growing
+        if waits and growing is not None:
+            wait_for_growth(folder / growing, pid)
         time.sleep(delay)
-        after_first = has_lines(folder / self.command.growing)
+        after_first = growing is not None and has_lines(folder / growing)
         os.kill(pid, signal.SIGKILL)
         if (status := self.nursery.status()) == 0:
             return False
@@ -288,18 +334,115 @@ def wait_for_growth(path: Path, pid: int) -> None:
 
 
 def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it is gone
+        return False
 
 
 def unbroken(command: Command, at: Nursery, folder: Path) -> tuple[dict[str, object], float]:
     """Returns what the command leaves when it is not killed, and its seconds from the first line on."""
     pid = at.start(command.first(folder))
-    wait_for_growth(folder / command.growing, pid)
+    if command.growing is not None:
+        wait_for_growth(folder / command.growing, pid)
     began = time.monotonic()
     if at.status() != 0:
         raise Wrong(f"{command.name} failed by itself")
     return command.kept(folder), time.monotonic() - began
+
+
+# -- a server on engines under Ray -------------------------------------------------------------------------------------
+
+
+def kill_servers(folder: Path, problems: Path, num_kills: int, rng: random.Random) -> Counter[str]:
+    """Kills a server under load, starts it again with the same folder of logs, and so on."""
+    counts: Counter[str] = Counter()
+    questions = [json.loads(line)["question"] for line in problems.read_text(encoding="utf-8").splitlines()]
+    answers: dict[str, str | None] = {}
+    for _ in range(num_kills):
+        before = len(answers)
+        with running_server(folder) as (process, url), ThreadPoolExecutor(NUM_CLIENTS) as clients:
+            asking = [clients.submit(ask_until_it_dies, url, questions, answers) for _ in range(NUM_CLIENTS)]
+            wait_for(lambda before=before: len(answers) > before, "an answer")
+            time.sleep(5 * rng.random())
+            children = descendants(process.pid)
+            process.kill()
+            for each in asking:
+                each.result()
+        counts["kills"] += 1
+        counts += left_of(children)
+        check_logs(folder, counts)
+        for search, answer in answers.items():
+            found = replay_log(folder / search / LOG_FILE, str.__eq__)
+            if found.finding is not None or found.result.answer != answer:
+                raise Wrong(
+                    f"{search} was answered with {answer!r}, its log says {found.finding or found.result.answer!r}"
+                )
+    counts["answers with a whole log"] = len(answers)
+    return counts
+
+
+@contextmanager
+def running_server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", "--api-key", KEY, "--out", str(folder),
+               "--ray", "--engines", "2", "--capacity", "4", "--max-running", str(NUM_CLIENTS)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield process, next(line.split()[-1] for line in process.stderr if "/v1" in line)
+        finally:
+            process.kill()
+
+
+def ask_until_it_dies(url: str, questions: list[str], answers: dict[str, str | None]) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(timeout=PATIENCE_SECONDS, headers=headers) as client, suppress(httpx.TransportError):
+        while True:
+            body = {"model": "pawn", "messages": [{"role": "user", "content": random.choice(questions)}]}
+            reply = client.post(f"{url}/chat/completions", json=body)
+            if reply.status_code == 200:
+                answers[reply.json()["gambit"]["search_id"]] = reply.json()["gambit"]["answer"]
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {int(stat.parent.name): parent_of(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def parent_of(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
+
+
+def left_of(processes: list[int]) -> Counter[str]:
+    """Waits for the engines to end by themselves; ends what is left, and counts it by name."""
+    engines = [pid for pid in processes if name_of(pid).startswith("ray::EngineActor")]
+    wait_for(lambda: not any(map(is_running, engines)), "the end of all engines", ENDS_SECONDS)
+    left = [pid for pid in processes if is_running(pid)]
+    names = Counter(f"{name_of(pid)} left behind" for pid in left)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return names
+
+
+def name_of(pid: int) -> str:
+    """Returns the name of a process, as Ray sets it; empty once it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+    return ""
+
+
+def wait_for(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            raise Wrong(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(0.05)
 
 
 def kill_all(folder: Path, num_kills: dict[str, int], seed: int, num_problems: int = NUM_PROBLEMS) -> dict[str, object]:
@@ -307,7 +450,15 @@ def kill_all(folder: Path, num_kills: dict[str, int], seed: int, num_problems: i
     problems = folder / "puzzles.jsonl"
     write_problems(problems, num_problems)
     report: dict[str, object] = {"seed": seed, "problems": num_problems}
+    if num_kills.get("serve"):
+        servers = made(folder / "serve")
+        report["serve"] = dict(kill_servers(servers, problems, num_kills["serve"], random.Random(f"{seed} serve")))
+        print("serve", report["serve"], flush=True)
     with nursery() as at:
+        if num_kills.get("train"):
+            at.start([*TO_TRAIN_ON, "--out", str(folder / DATA)])
+            if at.status() != 0:
+                raise Wrong("there is nothing to train on")
         for name, command in commands(problems, num_problems).items():
             if not num_kills.get(name):
                 continue
@@ -321,12 +472,14 @@ def kill_all(folder: Path, num_kills: dict[str, int], seed: int, num_problems: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="in all, shared by the three commands")
+    parser.add_argument("--kills", type=int, default=100, help="in all")
+    parser.add_argument("--only", default=",".join(SHARES), help="of these commands alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    shares = {"bench": options.kills - 2 * (options.kills // 3), "collect": options.kills // 3,
-              "solve": options.kills // 3}  # fmt: skip
+    names = options.only.split(",")
+    whole = sum(SHARES[name] for name in names)
+    shares = {name: round(options.kills * SHARES[name] / whole) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         report = kill_all(Path(folder), shares, options.seed)
     report["lost, doubled or changed"] = 0  # the first one ends the script

@@ -22,6 +22,7 @@ from gambit.results.record import replay_log
 from gambit.serve.settings import ApiKey
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
+from support.attacks import attack_everything
 from support.searching import plain
 from support.serving import CHAIN, EASY, KEY, OTHER_KEY, answer_of, serving
 
@@ -238,6 +239,13 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(server, b
         context.__exit__(None, None, None)
     server.wait_until_idle()
     assert server.ask(EASY, key=OTHER_KEY).gambit["answer"] == answer_of(EASY)
+
+
+def test_engines_under_ray_stand_the_attacks_that_a_local_one_stands(both):
+    with serving(ReplicaSolver("pawn", both), max_connections=30, header_timeout=600, idle_timeout=600) as served:
+        deaths = [slot.num_deaths for slot in both.slots]
+        attack_everything(served)
+        assert [slot.num_deaths for slot in both.slots] == deaths
 
 
 def test_while_no_engine_is_left_new_requests_are_refused_and_waiting_ones_wait(server, both):

@@ -17,16 +17,9 @@ import pytest
 from gambit.serve import page, server, settings
 from gambit.serve.page import SESSION_COOKIE
 from gambit.serve.settings import NOBODY
+from support.attacks import BODY, PATHS, REFUSED, attack, attack_everything, unread
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
 from support.tables import table
-
-PATHS = [
-    ("GET", "/v1/models"), ("GET", "/v1/models/pawn"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
-    ("POST", "/v1/responses"), ("GET", "/v1/responses/resp_1"), ("DELETE", "/v1/responses/resp_1"),
-    ("POST", "/v1/responses/resp_1/cancel"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/page/events"),
-    ("GET", "/page/searches"), ("POST", "/page/ask"), ("GET", "/page/searches/x/live"), ("GET", "/page/searches/x/log"),
-    ("POST", "/page/searches/x/cancel"), ("GET", "/nothing"), ("GET", "/v1/../health/x"),
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +33,6 @@ def open_server(pawn_solver):
     """One that asks for no key, on this machine alone."""
     with serving(pawn_solver, keys=()) as running:
         yield running
-
-
-BODY = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------
@@ -258,34 +248,8 @@ def test_many_silent_connections_keep_nobody_out(pawn_solver):
         assert len(served.server.server_state.connections) <= 40
 
 
-def unread(method: str, path: str, *, key: str = "", length: int = 2_000_000) -> bytes:
-    """The beginning of a request: its headers and one byte of the body they announce."""
-    presented = f"Authorization: Bearer {key}\r\n" if key else ""
-    host = "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
-    head = f"{method} {path} HTTP/1.1\r\n{host}{presented}Content-Length: {length}\r\n\r\nx"
-    return head.encode()
-
-
 QUESTION = json.dumps(BODY).encode()
-REFUSED = [
-    *((unread(method, path), 401) for method, path in PATHS),
-    (unread("POST", "/page/nothing"), 404), (unread("POST", "/nothing", key=KEY), 404),
-    (unread("POST", "/health"), 405), (unread("DELETE", "/ping"), 405), (unread("POST", "/v1/models", key=KEY), 405),
-    (unread("GET", "/health"), 200), (unread("GET", "/"), 200), (unread("GET", "/v1/models", key=KEY), 200),
-    (unread("POST", "/login"), 413), (unread("POST", "/v1/responses", key=KEY, length=10**8), 413),
-    (HEAD + b"Content-Length: %d\r\n\r\n" % len(QUESTION) + QUESTION, 429),
-]  # fmt: skip
-
-
-def attack(served, request: bytes, status: int) -> socket.socket:
-    """A connection that has got its answer and then goes on with the body."""
-    connection = served.connect()
-    connection.sendall(request)
-    answer = connection.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 %d" % status), answer
-    with suppress(ConnectionError):  # the server may have closed it already
-        connection.sendall(b"y")
-    return connection
+BUSY = (HEAD + b"Content-Length: %d\r\n\r\n" % len(QUESTION) + QUESTION, 429)
 
 
 @contextmanager
@@ -304,7 +268,7 @@ def test_refused_clients_who_go_on_sending_lock_nobody_out(pawn_solver):
         full_server(pawn_solver, max_connections=30, header_timeout=600, idle_timeout=600) as served,
         ExitStack() as stack,
     ):
-        for request, status in REFUSED * 2:
+        for request, status in [*REFUSED, BUSY] * 2:
             stack.enter_context(attack(served, request, status))
         assert served.http(None).get("/health").status_code == 200
         assert len(served.server.server_state.connections) <= 30
@@ -315,7 +279,7 @@ def test_refused_clients_who_go_on_sending_are_cut_off(pawn_solver):
         full_server(pawn_solver, header_timeout=600, body_timeout=600, idle_timeout=0.2) as served,
         ExitStack() as stack,
     ):
-        attackers = [stack.enter_context(attack(served, request, status)) for request, status in REFUSED]
+        attackers = [stack.enter_context(attack(served, request, status)) for request, status in [*REFUSED, BUSY]]
         for attacker in attackers:
             attacker.settimeout(20)
             received(attacker)  # or it times out
@@ -328,6 +292,11 @@ def test_clients_who_do_not_read_their_answers_are_cut_off(pawn_solver):
         with pytest.raises(ConnectionError):
             while True:
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 100)
+
+
+def test_a_local_server_stands_all_attacks(pawn_solver):
+    with serving(pawn_solver, max_connections=30, header_timeout=600, idle_timeout=600) as served:
+        attack_everything(served)
 
 
 def test_a_body_that_never_ends_keeps_its_connection_only_while_there_is_room(pawn_solver):
