@@ -35,6 +35,9 @@ def exit_code(body: Callable[[], int]) -> int:
         return failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         raise  # the reader of the pipe is gone: typer ends quietly
+    except PermissionError as error:
+        path = error.filename or "a file"
+        return failed(error, f"permission denied for {path}: ask its owner, or name another", USER_MISTAKE)
     except Exception as error:
         return failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from pydantic import TypeAdapter
 
 from gambit.config.trust import ScorerTrust
-from gambit.errors import UserError
+from gambit.errors import UserError, reason_of
 from gambit.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import DEEP, BlendScorer, MlpScorer, Weights, tensor_names
@@ -86,10 +86,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with path.open("rb"), safe_open(path, framework="pt") as file:  # the second says of all that they are not there
             header = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as a safetensors scorer ({error}); {FIX}") from error
+        raise UserError(f"{path}: cannot be read as a safetensors scorer ({reason_of(error)}); {FIX}") from error
     if METADATA_KEY not in header:
         raise UserError(f"{path} is not {WHAT}: it has no Gambit metadata; {FIX}")
     return object_in(header[METADATA_KEY], f"the metadata of {path}", "a JSON object", FIX)

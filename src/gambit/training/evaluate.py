@@ -26,6 +26,7 @@ from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadat
 from gambit.scorers.choice import scorer_file
 from gambit.scorers.published import trained_on
 from gambit.stats import FEWEST_PROBLEMS, Bools, Floats, Interval, Ints, all_log_odds, supports_claim
+from gambit.storage.run_folder import check_writable
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.ranking import (
     CURVE,
@@ -356,6 +357,7 @@ def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
                             "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
+        check_writable(Path(name) if is_verifier(name) else Path(name).parent)
         if name.endswith(".safetensors"):
             check_unseen(Path(name), [problem.question for entry in read_index(folder) for problem in entry.problems])
 
