@@ -30,6 +30,18 @@ STATED = re.compile(rf"({PUZZLE.pattern})(?:[^\n]*# answer: |['`] \(|\", \")(\d+
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
 SHOWN = list({block: None for page in PAGES for block in shown(page.read_text())})
 MOST_NOT_RUN = 8
+# Options of pip, uv, ray, docker, lm_eval and of scripts in benchmarks/.
+OF_OTHERS = {
+    "--address",
+    "--apply",
+    "--gpus",
+    "--head",
+    "--help",
+    "--overrides",
+    "--parts",
+    "--tasks",
+    "--torch-backend",
+}
 MOST_LINES, MOST_WORDS = 250, 20_000  # of a page, of all
 GENERATED = re.compile(r"<!-- ([\w-]+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 MOST_README_LINES, MOST_README_WORDS, WIDEST_README_LINE = 140, 1_100, 120
@@ -248,6 +260,20 @@ def test_pages_are_short_and_few_words_in_all():
     lengths = {page: len(GENERATED.sub("", page.read_text(encoding="utf-8")).splitlines()) for page in docs}
     assert [name for name, length in lengths.items() if length > MOST_LINES] == []
     assert sum(map(words, docs)) < MOST_WORDS
+
+
+def options_of(command):
+    """Returns the options of a command and of its subcommands."""
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return names.union(*(options_of(each) for each in getattr(command, "commands", {}).values()))
+
+
+def test_options_that_pages_name_exist():
+    known = set().union(*(options_of(command.made(name)) for name, command in COMMANDS.items()))
+    texts = {page: GENERATED.sub("", page.read_text(encoding="utf-8")) for page in PAGES}
+    named = {option for text in texts.values() for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    assert len(known & named) > 60
+    assert named - known <= OF_OTHERS
 
 
 def test_every_page_is_in_the_menu():
