@@ -159,6 +159,15 @@ def test_an_effort_sizes_the_search_in_all_three_formats(reader):
     assert not chat(reader, reasoning_effort="none").config.enable_thinking
 
 
+def test_an_object_may_be_required_but_no_schema(reader):
+    assert chat(reader, response_format={"type": "json_object"}).config.answer == "json"
+    assert chat(reader, response_format={"type": "text"}).config.answer == "boxed"
+    text = {"format": {"type": "json_object"}, "verbosity": "medium"}
+    assert reader.read(ResponseFields, {"model": "M", "input": "a?", "text": text}, NOBODY).config.answer == "json"
+    refused = refusal(reader, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {}}})
+    assert refused.param == "response_format" and "no engine holds its traces" in refused.message
+
+
 def test_an_effort_replaces_the_servers_pool_and_leaves_what_the_request_gives(reader):
     base = SearchConfig(capacity=8, num_traces=32, policy="sc", seed=5, thinking_tokens=900, islands=2)
     sized = dataclasses.replace(reader, base=base)
@@ -222,7 +231,8 @@ ASKING = {
 def test_whatever_is_not_supported_is_refused_by_name(reader):
     assert set(ASKING) == set(UNSUPPORTED)
     for name, value in ASKING.items():
-        kind, body = (CompletionFields, {"prompt": "a?"}) if "tool" in name else (ChatFields, {"messages": QUESTION})
+        own = name in ChatFields.model_fields
+        kind, body = (CompletionFields, {"prompt": "a?"}) if own else (ChatFields, {"messages": QUESTION})
         with pytest.raises(ApiError) as caught:
             reader.read(kind, {"model": "M", **body, name: value}, NOBODY)
         refused = caught.value
@@ -308,7 +318,7 @@ def test_the_other_formats_refuse_too(reader):
     for prompt in (None, ["a", "b"], [1, 2], []):
         with pytest.raises(ApiError, match="prompt"):
             reader.read(CompletionFields, {"model": "M", "prompt": prompt}, NOBODY)
-    for name in set(UNSUPPORTED) - {"metadata", "store", "reasoning", "tools", "tool_choice", "parallel_tool_calls"}:
+    for name in set(UNSUPPORTED) - set(ResponseFields.model_fields):
         with pytest.raises(ApiError, match=name):
             reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, NOBODY)
     for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):

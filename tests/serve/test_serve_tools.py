@@ -27,6 +27,8 @@ SPOKEN = {  # by the last word of the question: what each trace says
     "pair": [THINKS + PAIR, THINKS + call("weather", ROME) + call("weather", PARIS) + call("weather", ROME)],
     "broken": [*(THINKS + call("", each) for each in BROKEN), THINKS + call("weather", ROME)],
     "inside": [call("weather", PARIS) + "</think>\n\n\\boxed{7}"],
+    "object": [THINKS + '{"b": 2.0, "a": [1]}', THINKS + '```json\n{"a": [1], "b": 2}\n```', THINKS + '{"a": 1}',
+               THINKS + "b is 2"],
     "none": [THINKS + "\\boxed{5}"],
 }  # fmt: skip
 
@@ -118,6 +120,20 @@ def test_a_choice_of_tools_decides_which_calls_count(speaking):
     assert ask(speaking, "inside").choices[0].message.content == "\\boxed{7}", "thoughts of a call are no call"
 
 
+def test_traces_vote_over_objects_however_they_are_written(speaking):
+    objects = {"response_format": {"type": "json_object"}, "tools": openai.NOT_GIVEN}
+    reply = ask(speaking, "object", **objects)
+    assert reply.choices[0].message.content == '{"a": [1], "b": 2}' and reply.gambit["abstained"] == 2
+    assert "boxed" not in speaking.engine.prompts[-1]
+    chunks = ask(speaking, "object", **objects, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == reply.choices[0].message.content
+    client, text = speaking.client(), {"format": {"type": "json_object"}}
+    response = client.responses.create(model="talker", input="please object", text=text)
+    assert response.output_text == reply.choices[0].message.content and response.text.format.type == "json_object"
+    with pytest.raises(openai.UnprocessableEntityError, match="no trace ended with a JSON object"):
+        ask(speaking, "none", **objects)
+
+
 def test_a_loop_of_calls_and_results_ends_with_an_answer(speaking):
     messages = [{"role": "user", "content": "please vote"}]
     asked = ask(speaking, "vote", messages=messages).choices[0].message
@@ -179,5 +195,5 @@ def test_mistakes_with_tools_are_named(speaking):
         {"role": "assistant", "tool_calls": [bad]},
         {"role": "user", "content": "y"},
     ]
-    with pytest.raises(openai.BadRequestError, match="no JSON object"):
+    with pytest.raises(openai.BadRequestError, match="must be a JSON object"):
         ask(speaking, "vote", messages=turns)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from gambit.answers.forms import MAX_ANSWER_LENGTH, canonical
+from gambit.answers.structured import THINK_END, extract_json
 from gambit.errors import UserError
 
 Extractor = Callable[[str], str | None]
@@ -21,6 +22,7 @@ class AnswerKind(StrEnum):
     CHOICE = "choice"
     NUMBER = "number"
     TEXT = "text"
+    JSON = "json"
 
 
 def extractor_for(kind: AnswerKind | Extractor) -> Extractor:
@@ -31,13 +33,13 @@ def extractor_for(kind: AnswerKind | Extractor) -> Extractor:
         AnswerKind.CHOICE: extract_choice,
         AnswerKind.NUMBER: extract_number,
         AnswerKind.TEXT: extract_text,
+        AnswerKind.JSON: extract_json,
     }
     if kind not in extractors:
         raise UserError(f"unknown answer kind {kind!r}: use one of {', '.join(AnswerKind)} or a function of the text")
     return extractors[kind]
 
 
-THINK_END = "</think>"
 BOX_PARTS = re.compile(
     r"(?P<box>\\(?:boxed|fbox)\s*+\{)"
     r"|\\(?:boxed|fbox)\s*+(?P<bare>[-+]?[0-9][0-9.,/]*+|(?<=\s)[A-Za-z](?![A-Za-z]))"

@@ -1,4 +1,4 @@
-"""Answers that are JSON: calls of tools, and values that a client gave the form of.
+"""Answers that are JSON: objects, and calls of tools.
 
 Two are equal if they hold the same, however they are written: such an answer is spelled in one way only.
 """
@@ -6,13 +6,13 @@ Two are equal if they hold the same, however they are written: such an answer is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from gambit.answers.extract import THINK_END, Extractor
 from gambit.types import Toolbox
 
 Call: TypeAlias = dict[str, object]  # "name" and "arguments"
+THINK_END = "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"  # Hermes' tags, which Qwen and others took over
 FENCES = ("```json", "```")
 NO_JSON = (ValueError, RecursionError)  # raised for text that is no JSON, or none that can be written again
@@ -46,7 +46,7 @@ def extract_json(text: str) -> str | None:
         return None
 
 
-def with_calls(extract: Extractor, tools: Toolbox) -> Extractor:
+def with_calls(extract: Callable[[str], str | None], tools: Toolbox) -> Callable[[str], str | None]:
     """Returns an extractor of calls. Where none is required, a text without any has its usual answer."""
 
     def calls_or_answer(text: str) -> str | None:

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gambit.answers.extract import THINK_END
+from gambit.answers.structured import THINK_END
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
 from gambit.results.result import STOP_WORDS, Counts, Cuts, SearchResult, VerifierCost
 

@@ -173,7 +173,9 @@ class SearchConfig(CheckedModel):
         2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
     )
     lora: str | None = Field(None, description="adapter to search with: its folder, or a name given by --adapter; vllm")
-    answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
+    answer: AnswerKind = Field(
+        AnswerKind.BOXED, description="how an answer is read: boxed, choice, number, text or json (an object)"
+    )
     system_prompt: str | None = Field(
         None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
     )

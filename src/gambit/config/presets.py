@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
+from gambit.answers import AnswerKind
 from gambit.config.options import (
     BranchPoint,
     Compat,
@@ -77,9 +78,9 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 def system_prompt_of(config: SearchConfig, preset: Preset, *, has_tools: bool = False) -> str | None:
     """Returns the user's, else the model's, else the default for boxed answers; None for none.
 
-    A request to box the answer would keep a model from calling tools.
+    A request to box the answer would keep a model from calling tools, and from writing JSON.
     """
-    if has_tools:
+    if has_tools or config.answer is AnswerKind.JSON:
         return config.system_prompt or None
     usual = DEFAULT_SYSTEM_PROMPT.removesuffix(".") if config.compat is Compat.AUTHORS else DEFAULT_SYSTEM_PROMPT
     return _first(config.system_prompt, preset.system_prompt, usual) or None

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from pydantic import BaseModel
-
 from gambit.serve.http import KEEP_ALIVE, ApiError, event
 from gambit.serve.requests import AnyRequest, ChatFields, CompletionFields, ResponseFields
 from gambit.serve.search import AnswerChoice, MadeCall, SearchAnswer, SearchStatus, ServedSearch
 from gambit.serve.settings import ApiKey
+from gambit.serve.tools import CHOICES
 
 CHUNK_LENGTH = 2000  # characters of one delta
 Json = dict[str, object]
@@ -137,6 +136,7 @@ class ResponseFormat:
         """Returns the response as it is by now."""
         fields, answer, status = search.request.fields, search.answer, _status(search)
         assert isinstance(fields, ResponseFields)
+        choice = fields.tool_choice
         return {
             "id": search.id_as("resp_"),
             "object": "response",
@@ -155,9 +155,9 @@ class ResponseFormat:
             "reasoning": {"effort": search.request.config.effort, "summary": None},
             "store": fields.store,
             "temperature": search.request.config.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": _flat(fields.tool_choice),
-            "tools": [_flat(tool) for tool in fields.tools],
+            "text": {"format": {"type": fields.response_format.type}},
+            "tool_choice": choice if choice in CHOICES else {"type": "function", "name": choice},
+            "tools": [{"type": tool.type, **tool.function.model_dump()} for tool in fields.tools],
             "top_p": search.request.config.top_p,
             "truncation": "disabled",
             "usage": None if answer is None else {
@@ -223,14 +223,6 @@ def _call_events(call: MadeCall) -> Iterator[tuple[str, Json]]:
     done = {"item_id": begun["id"], "name": call.name, "arguments": call.arguments}
     yield "response.function_call_arguments.done", done
     yield "response.output_item.done", {"item": ended}
-
-
-def _flat(value: BaseModel | str) -> object:
-    """Returns a tool, or the choice of one, as `/v1/responses` writes it: a type beside the fields of its function."""
-    if isinstance(value, str):
-        return value
-    found = value.model_dump()
-    return {"type": found["type"], **found["function"]}
 
 
 def _status(search: ServedSearch) -> str:

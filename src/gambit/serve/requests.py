@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from gambit.answers import AnswerKind
 from gambit.config import registry
 from gambit.config.effort import MOST_TRACES_OF, SIZES, Effort, least, replaced_by, unfilled
 from gambit.config.options import SearchConfig, build
@@ -131,7 +132,7 @@ class Message(RequestModel):
         role = "system" if self.role == "developer" else self.role
         message = ChatMessage(role=role, content="".join(part.text for part in self.content))
         if self.tool_calls:
-            message["tool_calls"] = [call.to_chat() for call in self.tool_calls]
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
@@ -165,6 +166,29 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: Literal[False] = False
+
+
+def _known(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") == "json_schema":
+        raise ValueError("is json_schema, to which no engine holds its traces: use json_object and name the fields in "
+                         "the question")  # fmt: skip
+    return value
+
+
+class TextFormat(RequestModel):
+    """The form of an answer: any text, or a JSON object."""
+
+    type: Literal["text", "json_object"] = "text"
+
+
+AnyFormat = Annotated[TextFormat, BeforeValidator(_known)]
+
+
+class TextOptions(RequestModel):
+    """The way in which `/v1/responses` names the form of an answer."""
+
+    format: AnyFormat = TextFormat()
+    verbosity: Literal["medium"] = "medium"
 
 
 class TemplateOptions(RequestModel):
@@ -216,6 +240,7 @@ class ChatFields(SearchFields, ToolFields):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], AfterValidator(_ends_with_user)]
+    response_format: AnyFormat = TextFormat()
     chat_template_kwargs: TemplateOptions | None = None
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
@@ -237,11 +262,16 @@ class ResponseFields(SearchFields, ToolFields):
     instructions: str | None = None
     max_output_tokens: Length | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
+    text: TextOptions = TextOptions()
     background: bool = False
     store: bool = True
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
         {}, max_length=16
     )
+
+    @property
+    def response_format(self) -> TextFormat:
+        return self.text.format
 
     @property
     def effort(self) -> EffortName | None:
@@ -400,6 +430,8 @@ class RequestReader:
             given["enable_thinking"] = request.chat_template_kwargs.enable_thinking
         elif request.effort == "none":
             given["enable_thinking"] = False
+        if not isinstance(request, CompletionFields) and request.response_format.type == "json_object":
+            given["answer"] = AnswerKind.JSON
         given.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
         if policy != self.base.policy:
             base.pop("policy_options", None)

@@ -29,6 +29,7 @@ from gambit.types import EndReason, StopReason
 CUT_SHORT = (StopReason.BUDGET_TOKENS, StopReason.BUDGET_SECONDS, StopReason.INTERRUPTED, StopReason.FAILED)
 NO_ANSWER = "no answer could be read from any trace: this is the text of the one with the best score"
 NO_END = "no trace came to its end in time: this is the text of the one with the best score so far"
+NO_JSON_OBJECT = "no trace ended with a JSON object: tell the model to write one, or raise the limits of the search"
 NO_TEXT = "the winning trace has its answer inside its thinking and nothing after it"
 
 
@@ -143,6 +144,8 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
     picked: list[tuple[Trace, str | None]] = [
         (trace, entry.answer) for trace, entry in zip(record.winners(votes), votes, strict=True)
     ]
+    if not picked and request.config.answer is AnswerKind.JSON:
+        raise ApiError(422, NO_JSON_OBJECT, code="no_json")
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
         picked = [(max(spoken, key=partial(_standing, record.tree)), None)] if spoken else []
@@ -158,6 +161,8 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
         calls = MadeCall.all_in(answer) if request.tools is not None else ()
         if calls:
             content = content.partition(CALL)[0].strip()
+        elif answer is not None and request.config.answer is AnswerKind.JSON:
+            content = answer
         elif not content and answer is not None:
             warnings.append(NO_TEXT)
             content = f"\\boxed{{{answer}}}" if request.config.answer is AnswerKind.BOXED else answer

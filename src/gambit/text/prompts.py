@@ -125,6 +125,7 @@ STEMS = {
     AnswerKind.NUMBER: ("\n\nThe final answer is \\boxed{", "\n\\boxed{"),
     AnswerKind.CHOICE: ("\n\nThe answer is (",),
     AnswerKind.TEXT: ("\n\nThe answer is: ",),
+    AnswerKind.JSON: ("\n\n{",),
 }
 
 
