@@ -61,9 +61,12 @@ def tier_of(item: pytest.Item) -> str:
     return "contract" if folder in CONTRACT or MODELS & {*getattr(item, "fixturenames", ())} else "unit"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_weekly = config.getoption("--hypothesis-profile") == "long"
     for item in items:
         item.add_marker(tier_of(item))
+        if item.get_closest_marker("weekly") and not is_weekly:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-all` runs it"))
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ def solve(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_report_has_answer_votes_ledger_stop_reason_and_run_folder(solve, tmp_path: Path) -> None:
-    outcome = solve("a=1")
+    outcome = solve("a=1", "-v")
     assert outcome.code == 0 and outcome.err == ""
     [folder] = (tmp_path / "runs").iterdir()
     stored = json.loads((folder / "result.json").read_text())
@@ -90,12 +90,21 @@ def test_json_is_one_object_with_the_documented_keys(solve, tmp_path: Path) -> N
     assert (result["policy"], result["seed"], result["out_dir"]) == ("gambit", 3, "here")
 
 
+def test_a_report_is_short_unless_more_is_wanted(solve) -> None:
+    out = solve("a=1", "--out", "here").out
+    facts = [line.split()[0] for line in out.splitlines()[-2:]]
+    assert facts == ["cost", "run"] and "traces completed" in out and "share" in out
+    assert "weight" not in out and "recomputed" not in out
+    stored = json.loads(Path("here/result.json").read_text())
+    assert f"{stored['tokens']['generated']:,} tokens" in out
+
+
 def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     pool = json.loads(solve("a=1", "--json", "--out", "here").out)["pool"]
     assert (pool["islands"], pool["swap_size"]) == (2, 2) and "nobody has judged the scorer" in pool["why"]
     header = next(iter(ev.read_log(Path("here/events.jsonl"))))
     assert header.settings["why"] == pool["why"]
-    told = " ".join(Outcome("replay", "here").out.split())
+    told = " ".join(Outcome("replay", "here", "-v").out.split())
     assert f"2 islands, swaps of 2 by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
     assert "roots islands" in told, "the vote table has both"
     alone = solve("a=1", "--islands", "1").out
@@ -492,9 +501,12 @@ def test_the_live_view_is_made_from_events_and_fits_60_columns(solve) -> None:
     for event in events[:-1]:
         display.on_event("problem", event)
         views.append(screen(display, 60))
-    assert all(len(view) == 3 and max(map(len, view)) <= 60 for view in views)
+    assert all(len(view) == 4 and max(map(len, view)) <= 60 for view in views)
     sample = next(event for event in reversed(events) if isinstance(event, ev.Sample))
-    head, pool, leader = views[-1]
+    head, strip, pool, leader = views[-1]
+    assert head.split()[1:3] == ["gambit", "·"]
+    assert strip.count("█") == sample.completed and " " in strip.strip(), "a space divides islands"
+    assert any("×" in view[1] for view in views) == any(isinstance(event, ev.Pruned) for event in events)
     assert f"step {sample.step} · {sample.generated:,} tokens" in head and "tokens/s" in head
     assert pool.strip() == f"0 running · 0 waiting · {sample.ghosts} ghosts · done {sample.completed}/4 · 0/2 islands"
     assert leader.strip().startswith("leading: ") and leader.endswith("%)")
@@ -509,6 +521,15 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
             assert abs(view.generated - event.generated) <= 5 * 8  # a sample comes at least every five steps
         if not isinstance(event, ev.Voted):
             display.on_event("problem", event)
+
+
+def test_another_search_of_a_session_counts_from_zero(solve) -> None:
+    solve("a=1", "--out", "here")
+    events = list(ev.read_log(Path("here/events.jsonl")))
+    display = SearchScreen(Console(file=StringIO()), is_live=False)
+    for event in [*events, events[0]]:
+        display.on_event("problem", event)
+    assert "step 0 · 0 tokens" in screen(display, 60)[0]
 
 
 def test_several_searches_share_the_live_view(solve) -> None:

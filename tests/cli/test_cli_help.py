@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gambit.cli.app import COMMANDS, app
-from gambit.cli.commands import ADVANCED, without_flag_types
+from gambit.cli.commands import without_flag_types
 from gambit.cli.options import FROM_PRESET, SEARCH_PANELS
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.config.presets import Preset
@@ -41,15 +42,38 @@ def test_every_config_field_stands_in_one_panel():
         assert sorted(shown) == sorted(model.model_fields)
 
 
-def test_help_shows_the_basic_options_and_help_all_the_advanced_ones_too():
+OF_HELP = {"help", "help_all"}
+
+
+def test_help_shows_ten_options_and_help_all_the_others_too():
     basic, everything = help_of("solve", "--help"), help_of("solve", "--help-all")
-    for panel in SEARCH_PANELS:
-        assert panel.title in everything
-        assert (panel.title in basic) != panel.title.startswith(ADVANCED)
+    assert all(panel.title in everything for panel in SEARCH_PANELS)
     assert "--capacity" in basic and "--swap-size" not in basic and "--swap-size" in everything
     assert "--help-all" in basic and "3 not one problem got an answer" in basic
-    assert "--kv-budget-tokens" not in help_of("bench", "--help")
-    assert "--kv-budget-tokens" in help_of("bench", "--help-all")
+    for name, command in real_commands():
+        options = [each.name for each in command.params if each.param_type_name == "option"]
+        shown = set(options) - {*command.rare, *OF_HELP}
+        assert len(shown) == 10 if "help_all" in options else len(shown) <= 13, (name, shown)
+        assert set(command.rare) <= set(options), name
+
+
+def test_a_required_option_is_never_left_out():
+    for name, command in real_commands():
+        assert [each.name for each in command.params if each.required and each.name in command.rare] == [], name
+
+
+@pytest.mark.parametrize(
+    "arguments", [(name, *rest) for name in ("solve", "bench", "serve") for rest in ((), ("all",))]
+)
+def test_no_name_is_cut_at_80_columns(arguments):
+    [name, *rest] = arguments
+    flag = "--help-all" if rest else "-h"
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, [name, flag]).stdout
+    command = COMMANDS[name].made(name)
+    names = [flag for each in command.params if rest or each.name not in command.rare for flag in each.opts
+             if each.param_type_name == "option"]  # fmt: skip
+    assert [each for each in names if re.search(rf"{each}\b", shown) is None] == []
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_defaults_from_a_preset_are_called_so():
@@ -86,15 +110,25 @@ def test_the_list_of_commands_says_what_the_commands_say():
         ("gambit solve --kv", "--kv-budget-tokens"),
         ("gambit bench --list", "--list-benchmarks"),
         ("gambit scorer co", "collect"),
+        ("gambit solve --policy deep", "deepconf"),
+        ("gambit solve --vote maj", "majority"),
+        ("gambit solve --force-answers a", "auto"),
+        ("gambit bench --benchmark aime_2024", "aime_2024"),
+        ("gambit bench --policy slim", "slim-sc"),
+        ("gambit serve --engine vl", "vllm"),
+        ("gambit view runs/ol", "runs/older"),
     ],
 )
-def test_bash_completes_commands_and_options(line, expected):
+def test_bash_completes_commands_options_and_values(line, expected, tmp_path):
+    for name in ("older", "newer"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
     words = line.split()
     asked = {"_GAMBIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     code = "from gambit.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False,
+        cwd=tmp_path,
+    )  # fmt: skip
     assert done.stdout.split() == [expected], done.stderr
 
 

@@ -49,7 +49,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "bench_benchmarks": ("bench", "--list-benchmarks"),
     "scorer_show": ("scorer", "show", "confidence"),
 }  # fmt: skip
-TIMES = re.compile(r'(?<="seconds": ){.*?}|(?<=seconds": )[\d.e-]+|(?<=seconds ) *[\d.]+, of .*\b')
+TIMES = re.compile(
+    r'(?<="seconds": ){.*?}|(?<=seconds": )[\d.e-]+|(?<=seconds ) *[\d.]+, of .*\b|(?<=tokens, )[\d.]+(?= s, )'
+)
 REWORDED = re.compile(r'("about": |"description": )"(?:[^"\\]|\\.)*"')
 LONG_FLOAT = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
 

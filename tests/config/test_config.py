@@ -10,6 +10,8 @@ from gambit.config.presets import PAPER_MODEL, ModelDefaults, Preset, preset_for
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.models.files import usual_effort
+from gambit.results.vote import VoteKind
+from gambit.search.choice import check_search, load_policy, policy_for, vote_of
 from gambit.solver.builder import LengthHistory
 
 
@@ -192,3 +194,35 @@ def test_a_recipe_is_a_flat_mapping_of_known_options(tmp_path):
             read_config_file(path)
     with pytest.raises(UserError, match="cannot read"):
         read_config_file(tmp_path / "none.yaml")
+
+
+class Own:
+    """A policy of a user's, as far as options look at it."""
+
+    name = "own"
+    default_vote = VoteKind.SCORE
+
+    def decide(self, state, view):
+        return state, []
+
+
+def test_a_policy_may_be_an_object_or_a_class():
+    own = Own()
+    for given in (own, Own):
+        config = SearchConfig(policy=given)
+        assert config.policy is given and config.policy_name == "own"
+        assert load_policy(given) is Own and vote_of(config) is VoteKind.SCORE
+    assert policy_for(SearchConfig(policy=own), None) is own
+    assert SearchConfig(policy="sc").policy_name == "sc"
+
+
+@pytest.mark.parametrize("wrong", [3, None, object(), ["sc"]])
+def test_what_is_no_policy_is_refused(wrong):
+    with pytest.raises(UserError, match=r"policy = .*: give the name of a policy, or an object with `name`"):
+        SearchConfig(policy=wrong)
+
+
+def test_options_beside_an_object_are_refused():
+    config = SearchConfig(policy=Own(), policy_options={"margin": 1})
+    with pytest.raises(UserError, match="set the fields of the object itself"):
+        check_search(config)

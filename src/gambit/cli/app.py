@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gambit.cli.commands import PlainGroup, made_command
+from gambit.cli.commands import HELP_FLAGS, PlainGroup, made_command
 from gambit.cli.terminal import OK, exit_code
 from gambit.errors import check_host
 
@@ -69,6 +69,7 @@ app = typer.Typer(
     name="gambit",
     help="Thought-level beam search for reasoning LLMs.",
     no_args_is_help=True,
+    context_settings=HELP_FLAGS,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failure, 2 your input, 3 no answer found, 130 interrupted.",
 )

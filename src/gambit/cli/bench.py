@@ -15,6 +15,7 @@ from gambit.cli.scorer import MEMORY_RATIO, TRACES_AT_ONCE
 from gambit.cli.terminal import OK
 from gambit.config import registry
 from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel, EngineConfig, SearchConfig
+from gambit.storage.problems import runs_named
 
 BENCHMARK = "a name, hf:DATASET[:SPLIT], or a .jsonl, .json or .csv with question and answer"
 SAMPLING = (
@@ -53,7 +54,12 @@ class BenchOptions(CheckedModel):
     quiet: bool = Field(False, description="print where the report is and nothing else")
 
 
-@with_options(SPREAD_PANEL, *SEARCH_PANELS, without=NOT_VARIED)
+@with_options(
+    SPREAD_PANEL,
+    *SEARCH_PANELS,
+    without=NOT_VARIED,
+    usual=("benchmark", "list_benchmarks", "policies", "seeds", "limit", "recipe", "out", "dry_run", "resume", "model"),
+)
 def bench(options: BenchOptions, **flags: str | bool | None) -> int:
     """Compare search methods on benchmarks."""
     if options.list_benchmarks:
@@ -69,7 +75,10 @@ def report(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FOLDER", help="What `gambit bench` wrote (default: the newest in runs/).", show_default=False
+            metavar="FOLDER",
+            help="What `gambit bench` wrote (default: the newest in runs/).",
+            show_default=False,
+            autocompletion=runs_named,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
@@ -111,7 +120,11 @@ class PrefixOptions(CheckedModel):
     quiet: bool = Field(False, description="no progress and no warnings")
 
 
-@with_options(*SEARCH_PANELS, without=UNUSED)
+@with_options(
+    *SEARCH_PANELS,
+    without=UNUSED,
+    usual=("benchmark", "out", "limit", "traces", "cuts", "rollouts", "keep", "scorer", "model", "quiet"),
+)
 def prefix_value(options: PrefixOptions, **flags: str | bool | None) -> int:
     """Measure what the best prefixes gain, continued instead of random ones."""
     from gambit.cli import prefix_work

@@ -1,9 +1,9 @@
-"""Typer's commands with another help: flags without a type, and advanced options shown by `--help-all` alone."""
+"""Typer's commands with another help: flags without a type, and rare options shown by `--help-all` alone."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +12,30 @@ from typer.core import TyperCommand, TyperGroup
 from gambit.cli.session import prepare_libraries
 from gambit.cli.terminal import exit_code
 
-ADVANCED = "Advanced"  # how the title of a panel begins that `--help` leaves out
+HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
 class PlainCommand(TyperCommand):
-    """A command without `<bool>` beside its flags, and with options whose value may be left out."""
+    """A command without `<bool>` beside its flags, and with options whose value may be left out.
+
+    `--help` leaves out its rare options; `--help-all` shows them, and shells complete both.
+    """
+
+    rare: Collection[str] = ()
+
+    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
+        from typer import rich_utils
+
+        rich_utils.RANGE_STRING = ""  # bounds of numbers, for which 80 columns have no room: errors name them
+        params: list[Any] = self.params
+        hidden = [] if ctx.meta.get(SHOWS_ALL) else [each for each in params if each.name in self.rare]
+        for each in hidden:
+            each.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for each in hidden:
+                each.hidden = False
 
     def get_params(self, ctx):  # type: ignore[no-untyped-def] # typer's own classes move between releases
         return without_flag_types(super().get_params(ctx))
@@ -55,21 +74,6 @@ def with_values(args: list[str]) -> list[str]:
     return found
 
 
-class BriefCommand(PlainCommand):
-    """A command whose `--help` leaves out the advanced options; `--help-all` shows them, and shells complete both."""
-
-    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
-        params: list[Any] = self.params
-        advanced = [each for each in params if (each.rich_help_panel or "").startswith(ADVANCED)]
-        for each in advanced:
-            each.hidden = not ctx.meta.get(SHOWS_ALL)
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            for each in advanced:
-                each.hidden = False
-
-
 SHOWS_ALL = "gambit.help_all"
 
 
@@ -82,7 +86,7 @@ def _show_all_help(ctx: typer.Context, is_wanted: bool) -> None:
 
 HelpAll = Annotated[
     bool,
-    typer.Option("--help-all", help="Show the advanced options too.", is_eager=True, callback=_show_all_help),
+    typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_show_all_help),
 ]
 
 
@@ -100,6 +104,10 @@ def runs(function: Callable[..., int]) -> Callable[..., None]:
 def made_command(function: Callable[..., int], name: str) -> object:
     """Makes the command of a function, as `LazyGroup` takes it."""
     full = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    kind = BriefCommand if getattr(function, "is_brief", False) else PlainCommand
-    full.command(name=name, cls=kind)(runs(function))
+    full.command(name=name, cls=kind_of(function))(runs(function))
     return typer.main.get_command(full)
+
+
+def kind_of(function: Callable[..., int]) -> type[PlainCommand]:
+    """Returns the class of a function's command, which knows its rare options."""
+    return type("PlainCommand", (PlainCommand,), {"rare": getattr(function, "rare", ())})

@@ -31,7 +31,11 @@ class CompareOptions(CheckedModel):
     quiet: bool = Field(False, description="no progress and no warnings")
 
 
-@with_options(*SEARCH_PANELS, without=OWN)
+@with_options(
+    *SEARCH_PANELS,
+    without=OWN,
+    usual=("minutes", "limit", "columns", "out", "as_json", "quiet", "scorer", "engine", "capacity", "seed"),
+)
 def compare(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub name.", show_default=False)],
     file: Annotated[str, typer.Argument(metavar="FILE", help=f"{BENCHMARK}.", show_default=False)],

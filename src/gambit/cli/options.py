@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from gambit.cli.commands import ADVANCED, HelpAll
+from gambit.cli.commands import HelpAll
 from gambit.cluster.plan import ClusterPlan
+from gambit.config import registry
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.config.presets import Preset
 from gambit.errors import UserError
@@ -38,9 +41,24 @@ FLAGS = {
     **{name: (flag,) for name, flag in PAIRS.items()},
     "as_json": ("--json",),
     "columns": ("--map",),
+    "model": ("--model", "-m"),
+    "num_traces": ("--num-traces", "-n"),
+    "out": ("--out", "-o"),
+    "policies": ("--policies", "--policy"),
     "quiet": ("--quiet", "-q"),
+    "seed": ("--seed", "-s"),
     "skip_corrupted": ("--skip-corrupted/--no-skip-corrupted",),
-    "verbose": ("--verbose/--no-verbose",),
+    "verbose": ("--verbose", "-v"),
+}
+# Options that take a name of the registry, which shells complete.
+GROUPS = {
+    "benchmark": "gambit.benchmarks",
+    "engine": "gambit.engines",
+    "model": "gambit.models",
+    "policies": "gambit.policies",
+    "policy": "gambit.policies",
+    "problems": "gambit.benchmarks",
+    "scorer": "gambit.scorers",
 }
 
 
@@ -80,18 +98,19 @@ SPREAD_PANEL = Panel("Many engines", ClusterPlan, tuple(ClusterPlan.model_fields
 RAY_PANEL = Panel("Many engines", ClusterPlan, tuple(name for name in ClusterPlan.model_fields if name != "spread"))
 
 
-def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def with_options(
+    *panels: Panel, without: Collection[str] = (), usual: Collection[str] = ()
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Gives a command options for the fields of its models and, in place of its `**flags`, for those of the panels.
 
-    A parameter whose type is a model receives that model, checked; its options show their bounds. Options of panels are
-    text, and None where they were not given: pydantic checks them later, and a preset fills the gaps.
+    A parameter whose type is a model receives that model, checked. Options of panels are text, and None where they were
+    not given: pydantic checks them later, and a preset fills the gaps. `--help` shows the `usual` ones, or all.
     """
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         own = inspect.signature(command, eval_str=True).parameters.values()
         models = {each.name: each.annotation for each in own if isinstance(each.annotation, type(BaseModel))}
         named = [each for each in own if each.kind is not each.VAR_KEYWORD and each.name not in models]
-        is_brief = any(panel.title.startswith(ADVANCED) for panel in panels)
 
         def wrapped(**values: object) -> int:
             values.pop(HELP_ALL.name, None)
@@ -105,9 +124,10 @@ def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Cal
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         of_models = [parameter for model in models.values() for parameter in _model_parameters(model)]
         of_panels = [parameter for panel in panels for parameter in _panel_parameters(panel, without)]
-        made = [*of_models, *[HELP_ALL] * is_brief, *of_panels]
+        made = [*of_models, *[HELP_ALL] * bool(usual), *of_panels]
         wrapped.__signature__ = inspect.Signature([*named, *made])  # type: ignore[attr-defined]
-        wrapped.is_brief = is_brief  # type: ignore[attr-defined]
+        if usual:
+            wrapped.rare = {each.name for each in made} - {*usual, HELP_ALL.name}  # type: ignore[attr-defined]
         return wrapped
 
     return decorated
@@ -124,18 +144,18 @@ def _model_parameters(model: type[BaseModel]) -> Iterator[inspect.Parameter]:
                   for mine, its in (("min", "ge"), ("max", "le")) if hasattr(each, its)}  # fmt: skip
         kind = list[str] | None if is_pairs else field.annotation
         default = inspect.Parameter.empty if field.is_required() else None if is_pairs else field.default
-        yield _parameter(model, name, model.model_config.get("title"), kind, default, bounds)
+        yield _parameter(model, name, model.model_config.get("title"), kind, default, **bounds)
 
 
 def _panel_parameters(panel: Panel, without: Collection[str]) -> Iterator[inspect.Parameter]:
     for name in panel.fields:
         if name not in without:
             kind = list[str] if name in PAIRS else bool if panel.model.model_fields[name].annotation is bool else str
-            yield _parameter(panel.model, name, panel.title, kind | None, None, {})
+            yield _parameter(panel.model, name, panel.title, kind | None, None)
 
 
 def _parameter(
-    model: type[BaseModel], name: str, panel: str | None, kind: object, default: object, bounds: Mapping[str, Any]
+    model: type[BaseModel], name: str, panel: str | None, kind: object, default: object, **bounds: Any
 ) -> inspect.Parameter:
     field = model.model_fields[name]
     is_switch = bool in (field.annotation, *get_args(field.annotation))
@@ -147,11 +167,35 @@ def _parameter(
         flags, text = OFF_SWITCHES[name][:1], OFF_SWITCHES[name][1]
     elif (standard := _default(name, field)) and "default:" not in text:
         text = f"{text} ({standard})"
-    text = f"{text[:1].upper() + text[1:] if text[1:2].islower() else text}."  # but C, K, Δ and r
+    text = f"{text[:1].upper() + text[1:] if re.match('[a-z ]', text[1:2]) else text}."  # but C, K, Δ, r and i/n
     metavar = None if is_switch else _metavar(name, _properties(model)[name])
-    option = typer.Option(*flags, help=text, metavar=metavar, rich_help_panel=panel, show_default=False, **bounds)
+    completer = None if is_switch else _completer(name, field.annotation)
+    option = typer.Option(
+        *flags,
+        help=text,
+        metavar=metavar,
+        rich_help_panel=panel,
+        show_default=False,
+        autocompletion=completer,
+        **bounds,
+    )
     annotation = Annotated[kind, option]  # type: ignore[valid-type] # made, not written
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _completer(name: str, kind: object) -> Callable[[str], list[str]] | None:
+    """Returns the function that completes an option's names or choices; None where the shell looks for files."""
+    kinds = (kind, *get_args(kind))
+    choices = [str(value) for each in kinds if isinstance(each, EnumType) for value in cast("type[Enum]", each)]
+    choices += [value for each in kinds if get_origin(each) is Literal for value in get_args(each)]
+    if name not in GROUPS and not choices:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        known = registry.names(GROUPS[name]) if name in GROUPS else choices
+        return [each for each in known if each.startswith(incomplete)]
+
+    return complete
 
 
 @cache

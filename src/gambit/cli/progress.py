@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
@@ -19,8 +20,9 @@ from rich.text import Text
 
 from gambit import events as ev
 from gambit.cli.terminal import stderr
+from gambit.results.html import BLUE, GREY, ORANGE
 from gambit.results.record import SearchRecord
-from gambit.tree import LIVE, TraceState
+from gambit.tree import LIVE, Trace, TraceState
 
 if TYPE_CHECKING:
     from gambit.bench.rows import Row
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 MOST_SEARCHES = 8  # with a line of their own
 MOST_ENGINES = 8
 MOST_METHODS = 12
+MOST_CELLS = 512  # of the strip of traces
+FLASH_SECONDS = 0.6  # for which a branch or a prune is seen
 T = TypeVar("T")
 
 
@@ -115,6 +119,8 @@ class SearchProgress:
         self.step = 0
         self.generated = 0
         self.leader = "no answer yet"
+        self._leading: str | None = None  # the answer itself
+        self._changed_at: dict[int, float] = {}  # when a trace was branched or pruned
 
     def apply(self, event: ev.Event) -> None:
         """Takes the next event."""
@@ -122,13 +128,42 @@ class SearchProgress:
         self.record.apply(event)
         if isinstance(event, ev.Finished | ev.Discarded):
             self._count_votes()
+        elif isinstance(event, ev.Branched | ev.Pruned):
+            self._changed_at[event.trace] = time.monotonic()
 
     def _count_votes(self) -> None:
         """Counts the answers so far; those spelled alike are equal, since the grader takes too long before the end."""
         entries = self.record.vote(lambda first, second: False).entries
         if entries:
             share = entries[0].weight / sum(entry.weight for entry in entries)
+            self._leading = entries[0].answer
             self.leader = f"{' '.join(entries[0].answer.split())} ({share:.0%})"
+
+    def strip(self) -> Text:
+        """Returns a cell for each trace that lives, is complete or was pruned just now; spaces divide islands."""
+        traces = sorted(self.record.tree.traces, key=lambda trace: (trace.island, trace.root, trace.id))
+        strip, island = Text(), 0
+        for trace in traces:
+            is_new = time.monotonic() - self._changed_at.get(trace.id, -FLASH_SECONDS) < FLASH_SECONDS
+            cell = self._cell(trace, is_new=is_new)
+            if cell is None:
+                continue
+            if len(strip) >= MOST_CELLS:
+                return strip.append("…")
+            if trace.island != island and strip:
+                strip.append(" ")
+            island = trace.island
+            strip.append(*cell)
+        return strip
+
+    def _cell(self, trace: Trace, *, is_new: bool) -> tuple[str, str] | None:
+        if trace.state is TraceState.PRUNED:
+            return ("×", ORANGE) if is_new else None
+        if trace.state is TraceState.FINISHED:
+            return ("█", BLUE if trace.answer == self._leading else ORANGE)
+        if trace.state is TraceState.RUNNING:
+            return ("+", f"bold {BLUE}") if is_new else ("▪", GREY)
+        return None if trace.state is TraceState.CANCELLED else ("·", GREY)
 
     def _count_tokens(self, event: ev.Event) -> None:
         """Counts a token per running trace and step; each sample has the exact number."""
@@ -176,7 +211,8 @@ class SearchScreen(LiveScreen):
     def on_event(self, problem_id: str, event: ev.Event) -> None:
         """Takes the next event of a problem's search."""
         if isinstance(event, ev.RunStarted):
-            self._began = self._began or time.monotonic()
+            if self._num_problems == 1 or self._began is None:  # another search of the same session counts from zero
+                self._began, self._generated_before = time.monotonic(), 0
             self._running[problem_id] = SearchProgress(event)
         elif isinstance(event, ev.Voted):
             self._generated_before += self._running.pop(problem_id).generated
@@ -197,6 +233,7 @@ class SearchScreen(LiveScreen):
                 yield f"  … and {len(running) - MOST_SEARCHES} more"
         elif running:
             search = running[0][1]
+            yield Padding(search.strip(), (0, 2))
             yield f"  {search.pool} · done {search.done}{search.islands}"
             yield f"  leading: {search.leader}"
 
@@ -206,7 +243,7 @@ class SearchScreen(LiveScreen):
         seconds = time.monotonic() - self._began
         running = list(self._running.values())
         generated = self._generated_before + sum(search.generated for search in running)
-        first = f"step {running[0].step:,}" if running else "voting"
+        first = f"{running[0].record.started.policy} · step {running[0].step:,}" if running else "voting"
         if self._num_problems > 1:
             first = f"{self._num_done}/{self._num_problems} problems"
         rate = f"{generated / max(seconds, 1e-3):,.0f} tokens/s"

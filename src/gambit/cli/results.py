@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import typer
@@ -16,8 +16,10 @@ from rich.text import Text
 from gambit.answers.structured import THINK_END
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
 from gambit.results.result import STOP_WORDS, Counts, Cuts, SearchResult, VerifierCost
+from gambit.results.vote import VoteEntry
+from gambit.types import StopReason
 
-MOST_VOTES = 10
+MOST_VOTES, FEW_VOTES = 10, 5
 LAST_LINES, LAST_CHARACTERS = 4, 800  # of a trace's text
 BAR_WIDTH = 16
 
@@ -37,7 +39,9 @@ class Shown:
 
     @property
     def verdict(self) -> str | None:
-        return None if self.gold is None else f"{self.gold} ({'right' if self.is_right else 'wrong'})"
+        if self.gold is None or self.result.answer is None:
+            return self.gold
+        return f"{self.gold} ({'right' if self.is_right else 'wrong'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Style:
     is_quiet: bool = False
     has_titles: bool = False  # of one of several problems
     has_traces: bool = False  # prints all of the trace behind the answer
+    is_verbose: bool = False  # prints all that is known about the search
 
     def show(self, shown: Shown) -> None:
         result = shown.result
@@ -61,7 +66,8 @@ class Style:
 
     def _report(self, shown: Shown) -> None:
         title = shown.result.problem_id if self.has_titles else None
-        put(report(shown.result, title=title, verdict=shown.verdict, has_trace=self.has_traces))
+        style = {"has_trace": self.has_traces, "is_verbose": self.is_verbose}
+        put(report(shown.result, title=title, verdict=shown.verdict, **style))
         if self.has_titles:
             put("")
 
@@ -83,15 +89,20 @@ def worst(codes: Iterable[int]) -> int:
 
 
 def report(
-    result: SearchResult, *, title: str | None = None, verdict: str | None = None, has_trace: bool = False
+    result: SearchResult,
+    *,
+    title: str | None = None,
+    verdict: str | None = None,
+    has_trace: bool = False,
+    is_verbose: bool = False,
 ) -> RenderableType:
-    """Returns the answer, its reasoning, the votes, the cost, the reason of the end and the folder, or the error."""
+    """Returns the answer, its reasoning, the votes, the cost and what speaks against it; verbose, all facts."""
     if result.error is not None:
         return _headline(result, title)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, value in _facts(result, verdict).items():
+    for name, value in (_facts if is_verbose else _main_facts)(result, verdict).items():
         facts.add_row(name, Text(value))
     parts: list[RenderableType] = [_headline(result, title)]
     if result.text:
@@ -99,7 +110,7 @@ def report(
         shown = result.text.strip() if has_trace else last_thoughts(result.text)
         parts += ["", Text(heading, style="dim"), Padding(Text(shown), (0, 0, 0, 2))]
     if result.votes:
-        parts += ["", _vote_table(result)]
+        parts += ["", _vote_table(result, is_verbose=is_verbose)]
     return Group(*parts, "", facts)
 
 
@@ -125,30 +136,47 @@ def _why_none(counts: Counts) -> str:
     return f"none of the {counts.completed} completed traces gave one"
 
 
-def _vote_table(result: SearchResult) -> Table:
+def _vote_table(result: SearchResult, *, is_verbose: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
     table.add_column("  answer", overflow="fold")
-    has_islands = result.num_islands > 1
-    for name in ("weight", "traces", "roots", *(("islands",) if has_islands else ())):
+    columns: dict[str, Callable[[VoteEntry], str]] = {"traces": lambda entry: f"{entry.traces:,}"}
+    if is_verbose:
+        columns = {"weight": lambda entry: f"{entry.weight:.2f}", **columns, "roots": lambda entry: f"{entry.roots:,}"}
+        if result.num_islands > 1:
+            columns["islands"] = lambda entry: f"{entry.islands:,}"
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("share", no_wrap=True)
     total = sum(entry.weight for entry in result.votes)
-    for entry in result.votes[:MOST_VOTES]:
-        counts = (entry.traces, entry.roots, *((entry.islands,) if has_islands else ()))
+    most = MOST_VOTES if is_verbose else FEW_VOTES
+    for entry in result.votes[:most]:
         bar = share_bar(entry.weight / total) if total > 0 else ""
-        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", *(f"{count:,}" for count in counts), bar)
-    hidden = result.votes[MOST_VOTES:]
-    if hidden:
-        weight, traces = sum(entry.weight for entry in hidden), sum(entry.traces for entry in hidden)
-        table.add_row(f"  {len(hidden)} other answers", f"{weight:.2f}", f"{traces:,}", "")
+        table.add_row(Text(f"  {entry.answer}"), *(cell(entry) for cell in columns.values()), bar)
+    if hidden := result.votes[most:]:
+        cells = {"weight": f"{sum(entry.weight for entry in hidden):.2f}",
+                 "traces": f"{sum(entry.traces for entry in hidden):,}"}  # fmt: skip
+        table.add_row(f"  {len(hidden)} other answers", *(cells.get(name, "") for name in columns))
     if result.num_abstained:
-        table.add_row("  none", "", f"{result.num_abstained:,}", "")
+        table.add_row("  none", *(f"{result.num_abstained:,}" if name == "traces" else "" for name in columns))
     return table
 
 
 def share_bar(share: float) -> str:
     """Returns a share as a percentage and a bar."""
     return f"{share:4.0%} {'█' * round(BAR_WIDTH * share)}"
+
+
+def _main_facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
+    """Returns one line of costs, and what a reader must not miss."""
+    cost = f"{result.tokens.generated:,} tokens, {result.seconds.total:.1f} s"
+    traces = f"{result.counts.completed:,} traces completed, {result.counts.pruned:,} pruned"
+    facts = {"expected": verdict} if verdict else {}
+    facts["cost"] = f"{cost}, {traces} (more: -v)"
+    if result.stop_reason is not StopReason.COMPLETED:
+        facts["stopped"] = STOP_WORDS[result.stop_reason]
+    if result.vote_warnings:
+        facts["in doubt"] = "; ".join(result.vote_warnings)
+    return facts | ({"run": result.out_dir} if result.out_dir else {})
 
 
 def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:

@@ -64,7 +64,7 @@ def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bo
     search, engine = read_configs(options.config, flags)
     cluster = picked(ClusterPlan, flags).checked(engine)
     problems = read_problems(problem, options.file, sys.stdin, columns_of(options.columns))
-    style = Style(options.as_json, options.quiet, problems.is_many, options.trace)
+    style = Style(options.as_json, options.quiet, problems.is_many, options.trace, options.verbose)
     folder = options.out or new_run_folder()
     job = SolveJob(problems, search, engine, folder, options.concurrency, style, options.output, cluster)
     _check(job)

@@ -14,7 +14,7 @@ from gambit.cli.terminal import FAILURE, OK, put, warn
 from gambit.errors import UserError
 from gambit.results.record import authors_tree, replay_log
 from gambit.storage.files import write_whole
-from gambit.storage.problems import newest_run
+from gambit.storage.problems import newest_run, runs_named
 from gambit.storage.run_folder import LOG_FILE, check_replaceable, check_writable, find_log, find_logs
 from gambit.view import write_page
 from gambit.view.race import race
@@ -23,11 +23,21 @@ from gambit.view.race import race
 def view(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN", help="A run's folder or log (default: the newest in runs/).", show_default=False),
+        typer.Argument(
+            metavar="RUN",
+            help="A run's folder or log (default: the newest in runs/).",
+            show_default=False,
+            autocompletion=runs_named,
+        ),
     ] = None,
     other: Annotated[
         Path | None,
-        typer.Argument(metavar="OTHER", help="With --animate: a run for the same problem.", show_default=False),
+        typer.Argument(
+            metavar="OTHER",
+            help="With --animate: a run for the same problem.",
+            show_default=False,
+            autocompletion=runs_named,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page (default: tree.html beside the log).")
@@ -81,9 +91,11 @@ def replay(
             metavar="RUN",
             help="The folder of a run or of several, or a log (default: the newest in runs/).",
             show_default=False,
+            autocompletion=runs_named,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
+    is_verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Report whether the log is whole and its vote is that of its traces.")
     ] = False,
@@ -100,7 +112,7 @@ def replay(
         for log in logs:
             typer.echo(json.dumps(authors_tree(log)))
         return OK
-    style = Style(as_json, has_titles=len(logs) > 1)
+    style = Style(as_json, has_titles=len(logs) > 1, is_verbose=is_verbose)
     with Grader() as grader:
         for log in logs:
             replayed = replay_log(log, grader.equivalent)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import Field
 
-from gambit.cli.commands import PlainCommand, PlainGroup, runs
+from gambit.cli.commands import PlainGroup, kind_of, runs
 from gambit.cli.options import FILE, FOLDER, MANY, RAY_PANEL, with_options
 from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel
 
@@ -33,7 +33,7 @@ def command(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Registers a function as a command; it leaves with the exit code that the function returns."""
 
     def registered(function: Callable[..., int]) -> Callable[..., int]:
-        app.command(name, cls=PlainCommand)(runs(function))
+        app.command(name, cls=kind_of(function))(runs(function))
         return function
 
     return registered
@@ -79,7 +79,10 @@ class CollectOptions(CheckedModel):
 
 
 @command("collect")
-@with_options(RAY_PANEL)
+@with_options(
+    RAY_PANEL,
+    usual=("problems", "out", "model", "engine", "traces", "limit", "max_new_tokens", "temperature", "layers", "quiet"),
+)
 def collect(options: CollectOptions, **flags: str | None) -> int:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
     from gambit.cli import scorer_work
@@ -161,7 +164,20 @@ class TrainOptions(CheckedModel):
 
 
 @command("train")
-@with_options()
+@with_options(
+    usual=(
+        "data",
+        "out",
+        "architecture",
+        "objective",
+        "state_position",
+        "layers",
+        "epochs",
+        "seed",
+        "device",
+        "verbose",
+    )
+)
 def train(options: TrainOptions) -> int:
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
     from gambit.cli import scorer_work
@@ -195,7 +211,7 @@ class EvalOptions(CheckedModel):
 
 
 @command("eval")
-@with_options()
+@with_options(usual=("data", "problems", "traces", "limit", "part", "out", "plot", "write", "device", "as_json"))
 def evaluate(
     scorers: Annotated[
         list[str],

@@ -48,7 +48,12 @@ class ServeOptions(CheckedModel):
     config: Path | None = Field(None, description="YAML of options; flags override it", json_schema_extra=FILE)
 
 
-@with_options(RAY_PANEL, LIMITS, *SEARCH_PANELS)
+@with_options(
+    RAY_PANEL,
+    LIMITS,
+    *SEARCH_PANELS,
+    usual=("host", "port", "api_key", "out", "config", "max_running", "scorer", "engine", "policy", "capacity"),
+)
 def serve(
     model_tag: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub name; pawn is the bundled model.")

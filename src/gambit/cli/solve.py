@@ -32,9 +32,14 @@ class SolveOptions(CheckedModel):
     as_json: bool = Field(False, description="print one JSON object per problem")
     trace: bool = Field(False, description="print all of the trace behind the answer, not its last lines alone")
     quiet: bool = Field(False, description="print the answer alone: no live view, table or warnings")
+    verbose: bool = Field(False, description="print all that is known about the search")
 
 
-@with_options(SPREAD_PANEL, *SEARCH_PANELS)
+@with_options(
+    SPREAD_PANEL,
+    *SEARCH_PANELS,
+    usual=("file", "out", "as_json", "quiet", "verbose", "model", "scorer", "policy", "capacity", "seed"),
+)
 def solve(
     problem: Annotated[
         str | None, typer.Argument(help="The problem; - or nothing reads it from stdin.", metavar="PROBLEM")

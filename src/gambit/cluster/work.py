@@ -309,7 +309,7 @@ class ClusterSolver:
         for end in run_work(self._pool, work, should_stop=should_stop):
             if end.error is not None:
                 self.num_given_up += 1
-                yield SearchResult.failed(end.tag.id, config.policy, config.seed, end.error)
+                yield SearchResult.failed(end.tag.id, config.policy_name, config.seed, end.error)
                 continue
             assert isinstance(end.value, FinishedSearch)
             self._pool.warnings_given.warn(end.value.result.warnings)

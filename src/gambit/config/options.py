@@ -8,9 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from gambit.answers import AnswerKind
 from gambit.config.effort import SIZES, Effort, filled
@@ -80,10 +89,29 @@ class CheckedModel(BaseModel):
                 raise UserError(sentence_of(type(self), error)) from error
 
 
+@runtime_checkable
+class PolicyObject(Protocol):
+    """A policy, or its class, in place of a name: what is looked at here of `gambit.api.Policy`."""
+
+    name: ClassVar[str]
+    default_vote: ClassVar[VoteKind]
+
+    @property
+    def decide(self) -> object: ...
+
+
+def _named_or_object(value: object) -> object:
+    if isinstance(value, str | PolicyObject):
+        return value
+    raise ValueError("give the name of a policy, or an object with `name`, `default_vote` and `decide`")
+
+
 class SearchConfig(CheckedModel):
     """Options of a search. Those left out (None) come from the model's preset, or are worked out (`preset="auto"`)."""
 
-    policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
+    policy: Annotated[str | PolicyObject, PlainValidator(_named_or_object), WithJsonSchema({"type": "string"})] = Field(
+        "gambit", description="search method; `gambit policies` lists them with their options"
+    )
     policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
     compat: Compat | None = Field(
         None, description="authors: decide, cut thoughts, vote and prompt as the authors' public code does"
@@ -211,6 +239,10 @@ class SearchConfig(CheckedModel):
         """Returns the options with this effort, unless they say themselves how much to search."""
         values = self.model_dump(exclude_unset=True)
         return self if SIZES & values.keys() else SearchConfig(**values, effort=effort)
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy if isinstance(self.policy, str) else self.policy.name
 
     @property
     def consensus(self) -> Consensus | None:

@@ -192,7 +192,7 @@ def resolve(
     )
     usual_floor = USUAL_FLOOR if rule is None or rule.has_floor else 0.0
     settings = SearchSettings(
-        policy=config.policy,
+        policy=config.policy_name,
         capacity=capacity,
         num_traces=num_traces,
         pool=pool,

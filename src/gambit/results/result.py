@@ -270,6 +270,12 @@ class SearchResult:
             )
         return tuple(found)
 
+    def __repr__(self) -> str:
+        """Returns one line; a notebook shows the picture instead."""
+        found = f"error={self.error!r}" if self.error else f"answer={self.answer!r}"
+        cost = f"{self.counts.completed} traces, {self.tokens.generated:,} tokens"
+        return f"<SearchResult {self.problem_id}: {found}, {self.policy}, {cost}>"
+
     def _repr_html_(self) -> str:
         """Returns the display of a notebook: the answer, the vote table, the tree."""
         return result_html(self)

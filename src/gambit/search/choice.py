@@ -7,7 +7,8 @@ from typing import cast
 from pydantic import BaseModel
 
 from gambit.config import registry
-from gambit.config.options import CheckedModel, SearchConfig, build
+from gambit.config.options import CheckedModel, PolicyObject, SearchConfig, build
+from gambit.config.presets import SearchSettings
 from gambit.errors import UserError
 from gambit.policies.base import Policy
 from gambit.results.vote import VoteKind, check_consensus
@@ -16,9 +17,18 @@ from gambit.types import Aggregation
 GROUP = "gambit.policies"
 
 
-def load_policy(name: str) -> type[Policy[object]]:
-    """Returns the class behind a name."""
-    return cast("type[Policy[object]]", registry.load(GROUP, name))
+def load_policy(policy: str | PolicyObject) -> type[Policy[object]]:
+    """Returns the class behind a name, or that of an object."""
+    if isinstance(policy, str):
+        return cast("type[Policy[object]]", registry.load(GROUP, policy))
+    return cast("type[Policy[object]]", policy if isinstance(policy, type) else type(policy))
+
+
+def policy_for(config: SearchConfig, settings: SearchSettings) -> Policy[object]:
+    """Returns the policy of one search; an object decides as it is."""
+    if isinstance(config.policy, str | type):
+        return load_policy(config.policy).from_settings(settings)
+    return cast("Policy[object]", config.policy)
 
 
 def options_model(policy: type[Policy[object]]) -> type[BaseModel]:
@@ -28,14 +38,16 @@ def options_model(policy: type[Policy[object]]) -> type[BaseModel]:
 
 def policy_options(config: SearchConfig) -> BaseModel:
     """Returns the checked options of the configured policy; an error names the policy."""
+    if config.policy_options and not isinstance(config.policy, str | type):
+        raise UserError("policy_options are for a policy that is named: set the fields of the object itself")
     model = options_model(load_policy(config.policy))
     if config.policy_options and not model.model_fields:
         given = ", ".join(sorted(config.policy_options))
-        raise UserError(f"the policy {config.policy!r} has no options of its own, but was given {given}")
+        raise UserError(f"the policy {config.policy_name!r} has no options of its own, but was given {given}")
     try:
         return build(model, config.policy_options)
     except UserError as error:
-        raise UserError(f"policy {config.policy!r}: {error}") from error
+        raise UserError(f"policy {config.policy_name!r}: {error}") from error
 
 
 def with_fixed_pool(config: SearchConfig) -> SearchConfig:
@@ -78,4 +90,4 @@ def check_end(config: SearchConfig, *, is_probability: bool) -> None:
 def lacking(config: SearchConfig) -> str | None:
     """Returns what the configured policy needs and this machine lacks; options may declare it in `lacking`."""
     missing: str | None = getattr(policy_options(config), "lacking", None)
-    return None if missing is None else f"policy {config.policy!r}: {missing}"
+    return None if missing is None else f"policy {config.policy_name!r}: {missing}"

@@ -67,7 +67,7 @@ class ServerMetrics:
         Info("gambit", "The served model.", registry=self.registry).info({"model": model})
 
     def search_ended(self, search: ServedSearch) -> None:
-        self._searches.labels(search.request.config.policy, str(search.status)).inc()
+        self._searches.labels(search.request.config.policy_name, str(search.status)).inc()
         self._queue_seconds.observe(search.queue_seconds)
         if search.first_seconds is not None:
             self._first_thought_seconds.observe(search.first_seconds)
@@ -110,7 +110,7 @@ class RequestNote:
         found |= {
             "search_id": search.id,
             "model": search.request.fields.model,
-            "policy": search.request.config.policy,
+            "policy": search.request.config.policy_name,
             "user": search.request.user,
             "queue_seconds": round(search.queue_seconds, 6),
             "first_seconds": None if search.first_seconds is None else round(search.first_seconds, 6),

@@ -251,7 +251,7 @@ def _row(search: ServedSearch) -> dict[str, object]:
         "id": search.id,
         "question": search.request.last_message[:QUESTION_LENGTH],
         "status": str(search.status),
-        "policy": search.request.config.policy,
+        "policy": search.request.config.policy_name,
         "num_traces": search.request.config.num_traces or search.num_traces,
         "num_completed": num_completed,
         "answer": None if result is None else result.answer,

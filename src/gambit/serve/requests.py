@@ -404,7 +404,9 @@ class RequestReader:
             raise bad_request("background needs store: a response that is not kept cannot be read later", "store")
         config, warnings = self._config(request, key)
         if request.n > 1 and self.capacity_of(config) == 1:
-            raise bad_request(f"n = {request.n}: the policy {config.policy!r} has one trace and so one answer", "n")
+            raise bad_request(
+                f"n = {request.n}: the policy {config.policy_name!r} has one trace and so one answer", "n"
+            )
         messages = tuple(message.to_chat() for message in request.messages)
         if isinstance(request, ResponseFields) and request.instructions:
             messages = (ChatMessage(role="system", content=request.instructions), *messages)
@@ -433,7 +435,7 @@ class RequestReader:
         if not isinstance(request, CompletionFields) and request.response_format.type == "json_object":
             given["answer"] = AnswerKind.JSON
         given.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
-        if policy != self.base.policy:
+        if policy != self.base.policy_name:
             base.pop("policy_options", None)
         try:
             config = build(SearchConfig, {**base, **{name: each for name, each in given.items() if each is not None}})

@@ -31,7 +31,7 @@ from gambit.results.vote import VoteKind
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.search.choice import check_end, load_policy, policy_options, vote_of, with_fixed_pool
+from gambit.search.choice import check_end, policy_for, policy_options, vote_of, with_fixed_pool
 from gambit.search.host import SearchHost
 from gambit.search.loop import Search
 from gambit.search.parts import RunningPart
@@ -154,7 +154,7 @@ class SearchRequest:
 
     def failed(self, error: Exception) -> SearchResult:
         """Returns the result of a search that an error ended before it had one."""
-        return SearchResult.failed(self.problem.id, self.config.policy, self.config.seed, str(error))
+        return SearchResult.failed(self.problem.id, self.config.policy_name, self.config.seed, str(error))
 
 
 def request_of(
@@ -269,7 +269,7 @@ class SearchBuilder:
             settings, found = request.part.settings, []
         check_end(config, is_probability=parts.judge.is_probability)
         found += self._adapter_notes(config.lora)
-        policy = load_policy(config.policy).from_settings(settings)
+        policy = policy_for(config, settings)
         requirements = requirements_of(policy)
         at_once = max(settings.most_at_once, settings.num_first * request.concurrency)
         found += self._crowding(-(-at_once // num_engines))
@@ -314,7 +314,7 @@ class SearchBuilder:
             embed,
             None if request.part is None else request.part.after_step,
         )
-        policy = load_policy(config.policy).from_settings(settings)
+        policy = policy_for(config, settings)
         search = Search(parts.engine, policy, settings, spec, plan.header, callbacks, verifier)
         return PreparedSearch(plan, search, sink, news, parts.text_of)
 

@@ -113,6 +113,11 @@ def newest_run(holding: str) -> Path:
     raise UserError(f"no folder in {RUNS}/ has {holding} in it: name the folder of a run")
 
 
+def runs_named(incomplete: str) -> list[str]:
+    """Returns the folders in `runs/` that begin so, the newest first, as shells complete them."""
+    return [str(run) for run in sorted(RUNS.glob("*"), reverse=True) if str(run).startswith(incomplete)]
+
+
 # -- text --------------------------------------------------------------------------------------------------------
 
 

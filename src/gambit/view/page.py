@@ -23,13 +23,13 @@ SCRIPTS = ("model.js", "groups.js", "paint.js", "tree.js", "charts.js", "panel.j
 NO_TEXT = "Traces are shown as token numbers, because their tokenizer cannot be read here: {reason}"
 
 
-def write_page(run_log: Path, out: Path, tokenizer: str | Tokenizer | None = None) -> None:
+def write_page(run_log: Path | str, out: Path | str, tokenizer: str | Tokenizer | None = None) -> None:
     """Writes the tree page of one event log, or of a folder that holds one.
 
     The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer`: a folder, a hub name,
     or a loaded one where many pages are written. Without any the page shows token numbers and a notice.
     """
-    log = find_log(run_log)
+    log, out = find_log(Path(run_log)), Path(out)
     history = follow(ev.read_log(log), log)
     text, problems = _text_of(history, tokenizer)
     with Grader() as grader:
