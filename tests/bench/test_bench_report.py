@@ -476,7 +476,8 @@ def test_ten_methods_differ_in_colour_marker_and_dashes_each_by_itself() -> None
 def test_a_report_has_pass_at_k_majority_at_k_and_the_accuracy_of_each_seed(tmp_path: Path) -> None:
     """Two of four traces are right, and the wrong two agree: any two hold a right one in five of six choices."""
     rows = [
-        row(variant, i, seed == 0 or i < 5, seed=seed, wrong_traces=(2,), at_limit=1, children_right=2)
+        row(variant, i, seed == 0 or i < 5, seed=seed, wrong_traces=(2,), at_limit=1, forced=seed, looped=3,
+            children_right=2)
         for variant in ("sc", "gambit") for i in range(20) for seed in range(2)
     ]  # fmt: skip
     summary = summary_of(rows, seeds=2)
@@ -486,7 +487,7 @@ def test_a_report_has_pass_at_k_majority_at_k_and_the_accuracy_of_each_seed(tmp_
     assert cell.by_seed == (1.0, 0.25) and cell.seed_deviation == pytest.approx(0.75 / 2**0.5)
     tables = {table.title: table for table in all_tables(summary)}
     assert [line[2:] for line in tables["Seeds"].rows] == [("100.0", "25.0", "62.5", "53.0")] * 2
-    assert tables["Ends and branches"].rows[0][1:] == ("4.0", "1.0", "2.00", "0.00")
+    assert tables["Ends and branches"].rows[0][1:] == ("4.0", "1.0", "0.5", "3.0", "2.00", "0.00")
     older = summary_of([dataclasses.replace(each, wrong_traces=None) for each in rows], seeds=2).cells[0]
     assert older.majority_at == {} and older.pass_at == cell.pass_at
     assert "Seeds" not in {table.title for table in all_tables(summary_of(two(20, (5, 9))))}

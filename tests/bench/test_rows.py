@@ -22,7 +22,7 @@ from gambit.bench.rows import (
     series_of,
 )
 from gambit.errors import UserError
-from gambit.results.result import Counts, SearchResult, Seconds, Tokens, VerifierCost
+from gambit.results.result import Counts, Cuts, SearchResult, Seconds, Tokens, VerifierCost
 from gambit.types import EndReason, PoolSettings, StopReason
 from support.searching import make_header, make_settings
 
@@ -163,6 +163,8 @@ def test_a_search_is_measured_from_its_events() -> None:
     assert (found.children_right, found.parents_right) == (1, 0)
     assert found.productive == 5 + 4 + 3 + 2 + 1 + 1, "of each completed trace its own, and the token of 4 that 5 has"
     assert (found.queued, found.waited_steps, found.waited_seconds, found.steps) == (1, 3, 0.5, 10)
+    cut = measured(dataclasses.replace(RESULT, cuts=Cuts(forced=3, looped=2)))
+    assert (found.forced, found.looped, cut.forced, cut.looped) == (0, 0, 3, 2)
     assert found.seconds == Spent(4.5, 2.0, 1.0, 0.5, 0.25), "the last sample's, and the vote in the total"
     assert (found.kv_peak, found.kv_capacity, found.engines) == (90, 500, 1)
     assert found.unique_lengths == (5, 4, 3, 2, 1) and found.total_lengths == (5, 4, 3, 5, 3)

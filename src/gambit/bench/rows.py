@@ -94,6 +94,8 @@ class Row:
     right_traces: int = 0  # completed ones with the right answer
     wrong_traces: tuple[int, ...] | None = None  # of each wrong answer; None in rows of earlier versions
     at_limit: int = 0  # completed ones that had no token left
+    forced: int = 0  # traces that were forced to answer
+    looped: int = 0  # traces that repeated themselves
     children_right: int = 0  # completed ones that are right where their parents ended wrong
     parents_right: int = 0  # and the reverse
     queued: int = 0  # times a running trace lost its memory and had to wait
@@ -229,6 +231,7 @@ def _with_result(row: Row, result: SearchResult, *, is_right: bool) -> Row:
         read_unique=result.sharing.unique_tokens,
         winning_islands=result.votes[0].islands if result.votes else 0,
         **dataclasses.asdict(result.tokens),
+        **dataclasses.asdict(result.cuts),
         **{name: getattr(result.counts, name) for name in COUNTS},
     )
     if (pool := result.pool) is not None:

@@ -32,8 +32,8 @@ PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 # Fields of rows that a report gives as means.
 MEANS = (
     "completed", "reused", "recomputed", "kv_peak", "queued", "waited_steps", "waited_seconds", "evicted", "pruned",
-    "branched", "at_limit", "children_right", "parents_right", "verifier_thoughts", "verifier_tokens",
-    "verifier_seconds", "verifier_waited",
+    "branched", "at_limit", "forced", "looped", "children_right", "parents_right", "verifier_thoughts",
+    "verifier_tokens", "verifier_seconds", "verifier_waited",
 )  # fmt: skip
 right: Measure = attrgetter("correct")
 tokens: Measure = attrgetter("generated")

@@ -193,11 +193,14 @@ TABLES: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
     ),
     (
         "Ends and branches",
-        "Means a search. At their limit: completed traces that ran out of tokens, and may have had more to say. Child "
-        "right: its parent ended too, with a wrong answer; parent right: the reverse.",
+        "Means a search. At their limit: completed traces that ran out of tokens, and may have had more to say. Forced "
+        "traces were given the beginning of an answer, looping ones repeated themselves. Child right: its parent ended "
+        "too, with a wrong answer; parent right: the reverse.",
         (
             _mean("completed", "completed", 1),
             _mean("of these at their limit", "at_limit", 1),
+            _mean("forced", "forced", 1),
+            _mean("in loops", "looped", 1),
             _mean("child right, parent wrong", "children_right", 2),
             _mean("parent right, child wrong", "parents_right", 2),
         ),
