@@ -15,14 +15,15 @@ PAGES = Path(__file__).resolve().parents[1] / "docs"
 
 
 def policies() -> str:
-    """Returns the search methods, each with the first paragraph of its docstring, its options and its vote."""
+    """Returns the search methods, Gambit's first, each with the first paragraph of its docstring."""
     rows = []
-    for name in sorted(registry.names(GROUP)):
+    for name in sorted(registry.names(GROUP), key=lambda name: (not name.startswith("gambit"), name)):
         policy = load_policy(name)
         about = " ".join(inspect.cleandoc(policy.__doc__ or "").partition("\n\n")[0].split())
-        options = [f"`{key}` ({field.get_default(call_default_factory=True)}): {field.description}"
-                   for key, field in options_model(policy).model_fields.items()]  # fmt: skip
-        rows.append([f"`{name}`", about, "<br>".join(options) or NONE, f"`{policy.default_vote}`"])
+        defaults = {key: field.get_default(call_default_factory=True)
+                    for key, field in options_model(policy).model_fields.items()}  # fmt: skip
+        options = [f"`{key}`" + (f" ({value})" if value is not None else "") for key, value in defaults.items()]
+        rows.append([f"`{name}`", about, ", ".join(options) or NONE, f"`{policy.default_vote}`"])
     return table("`--policy` | what it does | own options (default) | vote", rows)
 
 

@@ -159,7 +159,7 @@ def test_the_readme_is_short_and_begins_with_the_installation():
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_results_show_the_results(name):
-    """If they do not: `python scripts/pictures.py`."""
+    """If they do not: `python -m scripts.pictures`."""
     assert as_file(PICTURES[name]()) == (ROOT / "docs" / "results" / f"{name}.svg").read_text()
 
 
@@ -230,7 +230,7 @@ def test_the_manifest_for_kuberay_gives_options_that_exist():
 
 
 def test_the_page_on_provenance_is_made_of_the_files_beside_the_results():
-    """If it is not: `python scripts/provenance.py`."""
+    """If it is not: `python -m scripts.provenance`."""
     text = provenance.PAGE.read_text(encoding="utf-8")
     assert provenance.renewed(text) == text
     assert all(provenance.made(result).commit for result in provenance.results())

@@ -37,7 +37,7 @@ class DeepConfState:
 
 @dataclass(frozen=True, slots=True)
 class DeepConf:
-    """DeepConf: Deep Think with Confidence (Fu et al. 2025), online, "low".
+    """DeepConf (Fu et al. 2025), online: a trace stops when its confidence falls below a threshold set by a warm-up.
 
     The first `warmup_traces` run in full; the threshold is the `percentile` of their lowest group confidences. Every
     later trace stops as soon as its window is full and its mean falls below it, and one that finishes below it has no

@@ -106,7 +106,7 @@ class Nearest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlimSc:
-    """Slim-SC: thought pruning for efficient self-consistency (Hong et al. 2025).
+    """Slim-SC (Hong et al. 2025): of two traces that have the same thought one is pruned.
 
     Each new thought is compared by cosine with those of the other traces that still reason, the ones that came at the
     same time included. Above the threshold one of the two traces is pruned: in the diversity variant the one with the
