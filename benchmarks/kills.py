@@ -39,7 +39,7 @@ from gambit.pawn import Level, Split, generate
 from gambit.results.record import Replay, replay_log
 from gambit.storage.files import whole_lines
 from gambit.storage.run_folder import LOG_FILE
-from gambit.training.storage import INDEX_FILE, read_index, read_shards
+from gambit.training.storage import HEADER_FILE, INDEX_FILE, read_index, read_shards
 
 NUM_PROBLEMS = 6
 DATA = "data"  # a collection, to train on
@@ -124,6 +124,8 @@ def bench_rows(folder: Path) -> dict[str, object]:
 def collected_problems(folder: Path) -> dict[str, object]:
     """Every problem of the index, its shard being whole."""
     found: dict[str, object] = {}
+    if not (folder / HEADER_FILE).exists():  # killed before it wrote anything
+        return found
     for shard in read_shards(folder, skip_corrupted=False):
         for problem in shard.entry.problems:
             add_new(found, problem.id, problem.model_dump())
