@@ -225,14 +225,14 @@ def test_the_authors_problems_are_fetched_once_and_recognised_by_their_hash(
     source = {"repository": "org/repo", "commit": "c" * 40, "address": address}
     monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    benchmark = datasets.by_authors("a/b.jsonl", blob, "theirs", 2, source=source)
+    benchmark = datasets.by_authors("theirs", blob, 2, folder="a", source=source)
     place = tmp_path / "theirs.jsonl"
     with pytest.raises(UserError, match=f"HF_HUB_OFFLINE is set.*put the file at {place}"):
         list(benchmark.items())
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(UserError, match="404"):
         list(benchmark.items())
-    path = "/org/repo/" + "c" * 40 + "/a/b.jsonl"
+    path = "/org/repo/" + "c" * 40 + "/a/theirs.jsonl"
     files[path] = LINES.replace(b"4", b"5")
     with pytest.raises(UserError, match=f"the hash of its .* is .*, not {blob[:12]}…"):
         list(benchmark.items())
@@ -258,12 +258,12 @@ def test_the_authors_files_are_named_with_their_blobs_at_one_commit(tmp_path: Pa
         if name.startswith("authors_") or name == "hmmt_2012_2023":
             with pytest.raises(UserError, match="cannot read"):
                 list(benchmark_for(name).items())
-    assert {name: (file["path"].rpartition("/")[2], file["blob"][:8]) for name, file in found.items()} == {
-        "authors_aime_2025": ("aime_2025.jsonl", "96d61015"),
-        "authors_gpqa_diamond": ("gpqa_diamond.jsonl", "5967c4ec"),
-        "authors_hmmt_2024": ("hmmt_2024.jsonl", "10588cfd"),
-        "authors_hmmt_2025": ("hmmt_2025.jsonl", "59f2e80e"),
-        "hmmt_2012_2023": ("hmmt_2012_2023.jsonl", "2713dd9a"),
+    assert {name: (file["path"].removeprefix("gambit/"), file["blob"][:8]) for name, file in found.items()} == {
+        "authors_aime_2025": ("datasets/aime_2025.jsonl", "96d61015"),
+        "authors_gpqa_diamond": ("datasets/gpqa_diamond.jsonl", "5967c4ec"),
+        "authors_hmmt_2024": ("datasets/hmmt_2024.jsonl", "10588cfd"),
+        "authors_hmmt_2025": ("datasets/hmmt_2025.jsonl", "59f2e80e"),
+        "hmmt_2012_2023": ("train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a"),
     }
     assert {(file["repository"], file["commit"][:7]) for file in found.values()} == {(AUTHORS, "7d4d42f")}
     assert "trained on these problems" in (benchmark_for("hmmt_2012_2023").caution or "")

@@ -248,11 +248,11 @@ _AUTHORS = {
 
 
 def by_authors(
-    path: str,
-    blob: str,
     name: str,
+    blob: str,
     num_items: int = 30,
     answer: AnswerKind = AnswerKind.BOXED,
+    folder: str = "gambit/datasets",
     caution: str | None = None,
     source: Mapping[str, str] = _AUTHORS,
 ) -> Benchmark:
@@ -261,7 +261,7 @@ def by_authors(
     def items() -> Iterator[Item]:
         place = local_file(name)
         if not place.is_file():
-            fetch_to(place, blob, path=path, **source)
+            fetch_to(place, blob, path=f"{folder}/{name.removeprefix('authors_')}.jsonl", **source)
         yield from _file_items(place, _plain, {})
 
     return Benchmark(name, items, answer, num_items, caution)
@@ -284,23 +284,14 @@ def fetch_to(place: Path, blob: str, **source: str) -> None:
     write_whole(place, content)
 
 
-_PROBLEMS = "gambit/datasets"
-AUTHORS_AIME_2025 = by_authors(
-    f"{_PROBLEMS}/aime_2025.jsonl", "96d61015ffebae74f345aff8b8618bbef5ab84fb", "authors_aime_2025"
-)
-AUTHORS_HMMT_2024 = by_authors(
-    f"{_PROBLEMS}/hmmt_2024.jsonl", "10588cfd662a40d8489b5044be59d84cd98ad8b8", "authors_hmmt_2024"
-)
-AUTHORS_HMMT_2025 = by_authors(
-    f"{_PROBLEMS}/hmmt_2025.jsonl", "59f2e80ef0637aad882d8b087506961df361e994", "authors_hmmt_2025"
-)
+AUTHORS_AIME_2025 = by_authors("authors_aime_2025", "96d61015ffebae74f345aff8b8618bbef5ab84fb")
+AUTHORS_HMMT_2024 = by_authors("authors_hmmt_2024", "10588cfd662a40d8489b5044be59d84cd98ad8b8")
+AUTHORS_HMMT_2025 = by_authors("authors_hmmt_2025", "59f2e80ef0637aad882d8b087506961df361e994")
 AUTHORS_GPQA_DIAMOND = by_authors(
-    f"{_PROBLEMS}/gpqa_diamond.jsonl", "5967c4ec1695f367754f956293e5c8039082c9a3",
-    "authors_gpqa_diamond", 198, AnswerKind.CHOICE,
-)  # fmt: skip
+    "authors_gpqa_diamond", "5967c4ec1695f367754f956293e5c8039082c9a3", 198, AnswerKind.CHOICE
+)
 HMMT_2012_2023 = by_authors(
-    "gambit/train_scorer/train_problems/hmmt_2012_2023.jsonl", "2713dd9a60fcece266ec16994d536e415ac2a877",
-    "hmmt_2012_2023", 357,
+    "hmmt_2012_2023", "2713dd9a60fcece266ec16994d536e415ac2a877", 357, folder="gambit/train_scorer/train_problems",
     caution="the published scorers were trained on these problems: their figures on them are too good",
 )  # fmt: skip
 
