@@ -2,6 +2,7 @@
 
     python benchmarks/serve_load.py --out benchmarks/results/serve_load.json        # some minutes
     python benchmarks/serve_load.py --attack --out benchmarks/results/serve_load_attacked.json    # S1 beside it
+    python benchmarks/serve_load.py --kinds --out benchmarks/results/serve_load_kinds.json        # half of other kinds
     python benchmarks/serve_load.py --engines 2 --kills 5 --requests 500 --connections 1000 \
         --out benchmarks/results/serve_load_ray.json                                # the same on engines under Ray
 
@@ -10,7 +11,9 @@ streaming, budgets and seed; some clients leave early, some send what is no requ
 own puzzle: each line of the winner's thinking must be a definition of it. The server's memory is read after every
 hundred requests, and its KV cache by the same small search before and after. With `--kills`, engines are killed at
 random moments: what they were searching must end with an error that says so, and everything else as if nothing were.
-With `--attack`, `serve_lockout.py` attacks the server once a tenth of the requests are answered.
+With `--kinds`, half of the requests go to a second server through the real openai client: a tenth of each of five kinds
+with tools, JSON objects and efforts (`serve_kinds.py`). With `--attack`, `serve_lockout.py` attacks the server once a
+tenth of the requests are answered.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import httpx
 
 from gambit.events import Sample, from_json
 from gambit.pawn.puzzles import Puzzle, random_puzzle
+from serve_kinds import Kinds, command
 from serve_lockout import allow_many_files, attacked
 
 KEYS = ("sk-load-a", "sk-load-b")
@@ -59,9 +63,9 @@ class Tally:
 class Server:
     """`gambit serve pawn` in a process of its own."""
 
-    def __init__(self, *options: str, **environment: str) -> None:
+    def __init__(self, *options: str, command: list[str] | None = None, **environment: str) -> None:
         keys = [part for key in KEYS for part in ("--api-key", key)]
-        command = [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", *keys, *options]
+        command = command or [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", *keys, *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
@@ -119,8 +123,9 @@ def foreign_lines(puzzle: Puzzle, thinking: str) -> list[str]:
 class LoadClient:
     """One of the clients: sends requests one after the other until all are sent."""
 
-    def __init__(self, url: str, tally: Tally, seed: int) -> None:
+    def __init__(self, url: str, tally: Tally, seed: int, kinds: Kinds | None = None) -> None:
         self._rng = random.Random(seed)
+        self._kinds = kinds
         self._tally = tally
         self._http = httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=4))
 
@@ -144,6 +149,8 @@ class LoadClient:
             reply = await self._http.post("/v1/chat/completions", content=self._rng.choice(BROKEN), headers=headers)
             assert reply.status_code in (400, 404), reply.text
             return "refused, as it should be"
+        if kind >= 0.5 and self._kinds is not None:
+            return await self._kinds.one(self._rng)
         puzzle = random_puzzle(self._rng, self._rng.randrange(2, 8))
         sending = asyncio.ensure_future(self._send(puzzle, headers))
         if kind < 0.3:
@@ -244,7 +251,14 @@ def crowd(url: str, count: int) -> dict[str, object]:
 
 
 async def load(
-    server: Server, tally: Tally, num_requests: int, num_clients: int, num_kills: int, *, with_attack: bool
+    server: Server,
+    tally: Tally,
+    num_requests: int,
+    num_clients: int,
+    num_kills: int,
+    *,
+    with_attack: bool,
+    talker: Server | None = None,
 ) -> dict[str, object] | None:
     """Sends all requests; returns how the server stood the attack beside them, None without one."""
     numbers: asyncio.Queue[int] = asyncio.Queue()
@@ -266,7 +280,8 @@ async def load(
             tally.memory_mib.append(round(server.memory_mib, 1))
             print(len(tally.seconds), tally.memory_mib[-1], dict(tally.ends), flush=True)
 
-    clients = [LoadClient(server.url, tally, seed) for seed in range(num_clients)]
+    kinds = None if talker is None else Kinds(talker.url, KEYS[0])
+    clients = [LoadClient(server.url, tally, seed, kinds) for seed in range(num_clients)]
     await asyncio.gather(*(client.run(numbers, after) for client in clients))
     return None if attack is None else await attack
 
@@ -278,18 +293,20 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=10_000, help="silent ones, opened at the end")
     parser.add_argument("--engines", type=int, help="engines under Ray; default: one, without Ray")
     parser.add_argument("--kills", type=int, default=0, help="of these engines, at random moments")
+    parser.add_argument("--kinds", action="store_true", help="half of the requests with tools, objects and efforts")
     parser.add_argument("--attack", action="store_true", help="of clients without a key, as in serve_lockout.py")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     allow_many_files()
     cluster = ["--ray", "--engines", str(options.engines)] if options.engines else []
     server = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING), *cluster)
+    talker = Server(command=command(*KEYS)) if options.kinds else None
     tally = Tally()
     asyncio.run(warm_up(server.url))
     before = kv_peak(server.url)
     began = time.monotonic()
     attack = asyncio.run(
-        load(server, tally, options.requests, options.clients, options.kills, with_attack=options.attack)
+        load(server, tally, options.requests, options.clients, options.kills, with_attack=options.attack, talker=talker)
     )
     seconds = time.monotonic() - began
     crowded = crowd(server.url, options.connections)
@@ -306,6 +323,7 @@ def main() -> None:
         "kv_tokens_of_one_search_before_and_after": [before, after],
         "connections": crowded,
         **({"attack": attack} if attack else {}),
+        **({"exit_code_of_the_second_server": talker.close()} if talker else {}),
         "exit_code": server.close(),
     }
     print(json.dumps(report, indent=1))
