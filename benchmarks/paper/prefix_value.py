@@ -19,11 +19,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gambit.bench.outlook import outlook
-
 from gambit import events as ev
 from gambit.bench.datasets import Item, benchmark_for
-from gambit.bench.recipe import BenchRecipe, planned_searches, recipe_from
+from gambit.bench.recipe import BenchRecipe, outlook, planned_searches, recipe_from
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.config.yaml_file import read_mapping
 from gambit.scorers import published

@@ -112,6 +112,17 @@ def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     assert json.loads(solve("a=1", "--json", "--policy", "sc").out)["pool"] is None
 
 
+def test_a_model_that_thinks_is_searched_with_a_medium_effort(tiny: Path, tmp_path: Path) -> None:
+    """The tiny model has a think tag."""
+    for args, sizes in (((), (16, 4)), (("--effort", "low"), (1, None)), (("--capacity", "3"), (3, None))):
+        out = tmp_path / "_".join(("run", *args))
+        options = ("--model", str(tiny), "--scorer", "constant", "--max-new-tokens", "24", "--out", str(out), "-q")
+        Outcome("solve", *options, *args, "a?")
+        started = next(ev.read_log(out / "events.jsonl"))
+        assert isinstance(started, ev.RunStarted)
+        assert (started.capacity, started.settings["first_traces"]) == sizes
+
+
 def test_replay_prints_the_same_result(solve) -> None:
     solved = json.loads(solve("a=1", "--json", "--out", "here").out)
     replayed = json.loads(Outcome("replay", "here", "--json").out)

@@ -161,17 +161,21 @@ def test_responses_call_tools_and_take_their_results(speaking):
     assert [event.output_index for event in done] == [1, 2]
 
 
-def test_models_that_take_no_tools_or_call_them_otherwise_are_named(pawn_solver, tiny_folder):
+def test_a_model_that_takes_no_tools_is_named(pawn_solver):
     question = [{"role": "user", "content": EASY}]
     with serving(pawn_solver) as running, pytest.raises(openai.BadRequestError, match="takes no tools"):
         running.ask(tools=TOOLS, messages=question)
-    other = TEMPLATE.replace("<tool_call>", "<function>")
+
+
+@pytest.mark.parametrize("other", ["<function>", "<tool_call><function=NAME>"])
+def test_models_that_write_calls_otherwise_are_named(tiny_folder, other):
+    template = TEMPLATE.replace("<tool_call>", other)
     with (
-        speaking_solver(str(tiny_folder), say, other) as (solver, _),
+        speaking_solver(str(tiny_folder), say, template) as (solver, _),
         serving(solver) as running,
         pytest.raises(openai.BadRequestError, match="does not write calls of tools as JSON"),
     ):
-        running.ask(tools=TOOLS, messages=question)
+        running.ask(tools=TOOLS)
 
 
 MISTAKES = [

@@ -82,7 +82,7 @@ def _check_tools(template: str) -> None:
     """Raises if a model takes no tools, or makes calls in another form than is read here."""
     if "tools" not in template:
         raise UserError("the chat template of this model takes no tools: leave tools out, or use another model")
-    if CALL not in template:
+    if CALL not in template or "<function=" in template:  # the latter stands for XML inside the same tags
         raise UserError(f"this model does not write calls of tools as JSON in {CALL} tags, which alone is read: leave "
                         "tools out, or use another model")  # fmt: skip
 
