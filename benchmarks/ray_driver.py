@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import pickle
+import queue
 import random
 import statistics
 import sys
@@ -31,7 +32,7 @@ from gambit.bench.run import BenchEngine, RaySearches, Runner
 from gambit.cluster.actor import NEWS_SECONDS
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected
-from gambit.cluster.work import Work, WorkQueue, run_work
+from gambit.cluster.work import WorkQueue
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import Split, generate
 from gambit.solver import Solver
@@ -89,13 +90,15 @@ def measure_news(recording: bytes) -> float:
     """The driver's seconds for a message of a job that goes on."""
     with EnginePool(RecordedMaker(recording), NUM_ENGINES, EngineNeeds(cpus=0.5)) as pool:
         pool.call_one(type)
-        clock, heard = DriverClock(), []
-        work = [Work(Chatter(NUM_NEWS), number, news_seconds=0.001) for number in range(NUM_ENGINES)]
-        ends = list(run_work(pool, work, on_news=lambda tag, item: heard.append(item)))
-        assert len(ends) == NUM_ENGINES and len(heard) == NUM_ENGINES * NUM_NEWS
+        clock, heard, ends = DriverClock(), [], queue.SimpleQueue()
+        for slot in pool.wait():
+            pool.begin(slot, Chatter(NUM_NEWS), heard.append, ends.put, news_seconds=0.001)
+        for _ in range(NUM_ENGINES):
+            ends.get()
+        assert len(heard) == NUM_ENGINES * NUM_NEWS
         found = clock.read(len(heard))
     print({"news": found}, flush=True)
-    return max(found["cpu_seconds_a_problem"], found["work_seconds_a_problem"])
+    return found["cpu_seconds_a_problem"]
 
 
 class DriverClock:
@@ -106,10 +109,10 @@ class DriverClock:
         self._began, self._cpu = time.perf_counter(), time.process_time()
         arrived = WorkQueue._arrived
 
-        def timed(queue: WorkQueue[object], seconds: float) -> object:
+        def timed(shift: WorkQueue[object], seconds: float) -> object:
             began = time.perf_counter()
             try:
-                return arrived(queue, seconds)
+                return arrived(shift, seconds)
             finally:
                 self._waited += time.perf_counter() - began
 

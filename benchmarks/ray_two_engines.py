@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scrat
     rounds: list[dict[str, object]] = []
     answers: dict[int, dict[str, str | None]] = defaultdict(dict)
     with EnginePool(
-        partial(BenchEngine.made_by, solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency
+        partial(BenchEngine, solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency
     ) as pool:
         all_ready(pool, options, scratch)
         stamp = pool.call_one(partial(stamp_of, identity=identity_of(options.model, config.scorer)))

@@ -89,7 +89,7 @@ class RecordedMaker:
 
     def __call__(self) -> BenchEngine:
         solver = RecordedSolver(pickle.loads(self.recording), self.seconds, self.on_problem, self.padding)
-        return BenchEngine(solver)
+        return BenchEngine(lambda: solver)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,13 +129,6 @@ def test_rule_of_a_sentencepiece_tokenizer() -> None:
     assert boundaries(rule, tokenizer.encode("a\n\nb\nb", add_special_tokens=False))[0] == [2]
 
 
-def test_padded_rows_are_no_boundaries_and_a_smaller_model_drops_ids() -> None:
-    rule = boundary_rule(tiny())
-    padded = boundary_rule(tiny(), vocab_size=1024)
-    assert padded == replace(rule, vocab_size=1024)
-    assert boundary_rule(tiny(), vocab_size=max(rule.blank_line)).blank_line == rule.blank_line - {max(rule.blank_line)}
-
-
 def test_thoughts_of_real_text() -> None:
     tokenizer = tiny()
     ids = tokenizer.encode("so we check.\n\nthen x is 5.\n\n</think>\n\nanswer is 5.\n\n", add_special_tokens=False)
@@ -280,24 +273,14 @@ def test_disabled_thinking_closes_the_block_and_counts_thoughts_everywhere() -> 
 
 def test_a_template_that_opens_the_block_is_left_alone() -> None:
     tokenizer = word_tokenizer(chat_template=OPENS_THINKING)
-    prompt = encode_problem(tokenizer, "let x = 5", add_think_tag=True)
+    prompt = encode_problem(tokenizer, "let x = 5")
     assert prompt.thinks
     assert text_of(prompt, tokenizer).count("<think>") == 1
 
 
-def test_the_think_tag_can_be_added() -> None:
-    prompt = encode_problem(tiny(), "let x = 5", add_think_tag=True)
-    assert text_of(prompt).endswith("assistant\n<think>\n")
-    assert prompt.thinks
-    closed = encode_problem(tiny(), "let x = 5", add_think_tag=True, enable_thinking=False)
-    assert not closed.thinks
-
-
 def test_a_model_without_think_tags_does_not_think() -> None:
     tokenizer = word_tokenizer(think_tags=False)
-    prompt = encode_problem(tokenizer, "let x = 5", add_think_tag=True)
-    assert not prompt.thinks
-    assert "add_think_tag has no effect" in prompt.notes[0]
+    assert not encode_problem(tokenizer, "let x = 5").thinks
     assert boundary_rule(tokenizer).think_end is None
 
 
@@ -357,7 +340,7 @@ def real(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def test_boundaries_of_real_tokenizers(real: Tokenizer) -> None:
-    rule = boundary_rule(real, vocab_size=151936)
+    rule = boundary_rule(real)
     assert (len(rule.blank_line), rule.think_end) == (565, 151668)
     ids = real.encode("So.\n\nThen:\n\n\nwait\n \nok\n</think>\n\n5\n\n", add_special_tokens=False)
     found, flags = boundaries(rule, ids)
@@ -372,7 +355,6 @@ def test_prompts_of_real_tokenizers(real: Tokenizer) -> None:
     assert "Let $x = 5$.\n\nWhat is x?" in text
     assert text.endswith(("<|im_start|>assistant\n", "<｜Assistant｜>"))
     assert (prompt.thinks, prompt.notes) == (True, ())
-    assert encode_problem(real, "x?", add_think_tag=True).token_ids[-2:] == (151667, 198)
 
 
 def test_stop_ids_of_real_tokenizers(qwen: Tokenizer, deepseek: Tokenizer) -> None:

@@ -83,15 +83,10 @@ def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
-
-
-def _for_page(svg: str, caption: str) -> Markup:
-    """Returns the element alone, in the colours of the page around it."""
-    element = svg[svg.index("<svg") :]
-    element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
+    # The element alone, in the colours of the page around it.
+    element = svg.getvalue()[svg.getvalue().index("<svg") :].replace(INK, "currentColor").replace(RULE, "var(--rule)")
     label = attributes_html(role="img", style="max-width: 980px", aria_label=caption)
-    return Markup(element.replace("<svg", f"<svg{label}", 1))
+    return Picture(name, caption, png.getvalue(), Markup(element.replace("<svg", f"<svg{label}", 1)))
 
 
 def _new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -189,9 +189,9 @@ def default_options() -> dict[str, object]:
 
 
 def _variants(bench: BenchConfig) -> Iterator[BenchVariant]:
-    sweeps = [_Sweep.parse(key, values, bench.policies) for key, values in bench.sweep.items()]
+    sweeps = [(*_swept(key, values, bench.policies), values) for key, values in bench.sweep.items()]
     for policy in bench.policies:
-        mine = [sweep for sweep in sweeps if policy in sweep.policies]
+        mine = [(option, values) for policies, option, values in sweeps if policy in policies]
         if not mine or bench.sweep_mode == "each":
             yield BenchVariant(policy, policy, {})
         for changes in _combinations(mine, bench.sweep_mode):
@@ -201,32 +201,25 @@ def _variants(bench: BenchConfig) -> Iterator[BenchVariant]:
         yield _named(label, options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    option: str
-    values: tuple[Scalar, ...]
-    policies: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, key: str, values: tuple[Scalar, ...], policies: tuple[str, ...]) -> _Sweep:
-        """Reads `option` (of gambit if that is compared, else of all), `policy:option` or `all:option`."""
-        policy, colon, option = key.rpartition(":")
-        if not colon:
-            policy = "gambit" if "gambit" in policies else ALL
-        if policy not in (ALL, *policies):
-            raise UserError(f"sweep {key}: the policy {policy!r} is not among those compared ({', '.join(policies)})")
-        if not values:
-            raise UserError(f"sweep {key}: no value is given")
-        _check_option(option, f"sweep {key}")
-        return cls(option, values, policies if policy == ALL else (policy,))
+def _swept(key: str, values: Sequence[Scalar], policies: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Reads `option` (of gambit if that is compared, else of all), `policy:option` or `all:option`."""
+    policy, colon, option = key.rpartition(":")
+    if not colon:
+        policy = "gambit" if "gambit" in policies else ALL
+    if policy not in (ALL, *policies):
+        raise UserError(f"sweep {key}: the policy {policy!r} is not among those compared ({', '.join(policies)})")
+    if not values:
+        raise UserError(f"sweep {key}: no value is given")
+    _check_option(option, f"sweep {key}")
+    return (policies if policy == ALL else (policy,)), option
 
 
-def _combinations(sweeps: list[_Sweep], mode: str) -> Iterator[dict[str, Scalar]]:
+def _combinations(sweeps: Sequence[tuple[str, Sequence[Scalar]]], mode: str) -> Iterator[dict[str, Scalar]]:
     if mode == "each":
-        yield from ({sweep.option: value} for sweep in sweeps for value in sweep.values)
+        yield from ({option: value} for option, values in sweeps for value in values)
     elif sweeps:
-        for values in itertools.product(*(sweep.values for sweep in sweeps)):
-            yield dict(zip((sweep.option for sweep in sweeps), values, strict=True))
+        options, columns = zip(*sweeps, strict=True)
+        yield from (dict(zip(options, values, strict=True)) for values in itertools.product(*columns))
 
 
 def _named(label: str, options: Mapping[str, Scalar]) -> BenchVariant:

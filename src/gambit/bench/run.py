@@ -25,7 +25,7 @@ from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, RowWriter, TaskKey, measure
 from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.work import FinishedSearch, SearchJob, SolverMaker, Work, run_work
+from gambit.cluster.work import FinishedSearch, SearchJob, Work, run_work
 from gambit.config.options import SearchConfig
 from gambit.errors import GambitError, StorageError, UserError
 from gambit.events import Json
@@ -94,16 +94,10 @@ class BenchTask:
     def lost(self, error: str, log: str | None = None) -> TaskEnd:
         """Returns the end of a task whose engine failed."""
         result = SearchResult.failed(self.item.id, self.group.variant.policy, self.group.seed, error)
-        row = measure(self.row(time.time(), log), result, [], lambda first, second: False)
-        return TaskEnd(row, is_sure=False)
+        return measure(self.row(time.time(), log), result, [], lambda first, second: False), False
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """The row of a finished task; not sure if it failed through its engine's fault."""
-
-    row: Row
-    is_sure: bool = True
+TaskEnd: TypeAlias = tuple[Row, bool]  # of a finished task; not sure (False) if it failed through its engine's fault
 
 
 @dataclass(slots=True)
@@ -121,12 +115,12 @@ class Runner:
 
     def run(self) -> None:
         """Carries out every search that has no row; a signal ends it after the row that is being written."""
-        for end in self.searches.run(self._tasks()):
-            if end.is_sure:
+        for row, is_sure in self.searches.run(self._tasks()):
+            if is_sure:
                 self._keep_unsure()  # the engine works, so what failed before was the problem's fault
-                self._write(end.row)
+                self._write(row)
             else:
-                self._note_failure(end.row)
+                self._note_failure(row)
         if not self.should_stop():
             self._keep_unsure()
 
@@ -207,9 +201,9 @@ class LocalSearches:
             begun: dict[str, list[ev.Event]] = defaultdict(list)
             done: set[str] = set()
             try:
-                for end in self._search(group, pending, begun):
-                    done.add(end.row.problem)
-                    yield end
+                for row, is_sure in self._search(group, pending, begun):
+                    done.add(row.problem)
+                    yield row, is_sure
                 return
             except (UserError, StorageError):
                 raise
@@ -248,7 +242,7 @@ class LocalSearches:
             task = by_name[result.problem_id]
             row = task.row(times.get(result.problem_id, time.time()), log_of(self.folder, task))
             events = begun.pop(result.problem_id, [])
-            yield TaskEnd(measure(row, result, events, self.solver.equivalent))
+            yield measure(row, result, events, self.solver.equivalent), True
 
     def _problems(self, tasks: Sequence[BenchTask]) -> Iterator[Problem]:
         for task in tasks:
@@ -277,15 +271,11 @@ def log_of(folder: Path, task: BenchTask) -> str | None:
 class BenchEngine:
     """A solver that warms up before its first measured search."""
 
-    def __init__(self, solver: Solver) -> None:
-        self.solver = solver
+    def __init__(self, make_solver: Callable[[], Solver]) -> None:
+        """Makes an engine in its own process."""
+        self.solver = make_solver()
         self._warming = threading.Lock()
         self._is_warm = False
-
-    @classmethod
-    def made_by(cls, make_solver: SolverMaker) -> BenchEngine:
-        """Makes an engine in its own process."""
-        return cls(make_solver())
 
     def warm_up(self, problem: Problem, config: SearchConfig) -> None:
         """Warms up at the first call; later ones wait for that."""
@@ -334,7 +324,7 @@ class RaySearches:
                 continue
             found, row = cast("tuple[FinishedSearch, Row | None]", end.value)
             if row is not None:
-                yield TaskEnd(dataclasses.replace(row, engine=end.engine, log=self._write(end.tag, found)))
+                yield dataclasses.replace(row, engine=end.engine, log=self._write(end.tag, found)), True
 
     def _write(self, task: BenchTask, found: FinishedSearch) -> str | None:
         """Writes the log before the row, so that each row has its log; returns the log's path."""

@@ -244,7 +244,7 @@ def _engines(
             yield lambda stop: (stamp(info, plan.identity), LocalSearches(spread, folder, stop))
     else:
         with needs_in_cluster(cluster, engine, screen.loading) as needs:
-            make = partial(BenchEngine.made_by, solver_maker(engine, needs))
+            make = partial(BenchEngine, solver_maker(engine, needs))
             screen.loading(engine.model)
             with EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.recipe.bench.concurrency) as engines:
                 screen.engine_lines = lambda: engine_lines(engines.slots)

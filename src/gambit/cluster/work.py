@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gambit import events as ev
-from gambit.cluster.actor import NEWS_SECONDS, Done, Failed, Job, JobDesk, JobEnd, Make
+from gambit.cluster.actor import Done, Failed, Job, JobDesk, JobEnd, Make
 from gambit.cluster.engines import POLL_SECONDS, EnginePool, EngineSlot, RemoteJob
 from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs, workers_of
 from gambit.config.options import EngineConfig, SearchConfig, build
@@ -53,7 +53,6 @@ class Work(Generic[Tag]):
     job: Job[Any, object] = field(repr=False)
     tag: Tag  # the driver's name for it
     batch: object = None  # equal for jobs that may share an engine at the same time
-    news_seconds: float = NEWS_SECONDS  # between two messages
     num_deaths: int = 0  # of engines
     slot: EngineSlot | None = None  # of the engine that runs it, or ran it last
     remote: RemoteJob | None = None
@@ -80,14 +79,13 @@ def run_work(
     *,
     jobs_per_engine: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    on_news: Callable[[Tag, object], None] = lambda tag, item: None,
 ) -> Iterator[Work[Tag]]:
     """Yields each piece of work when it is over, in any order.
 
     The next piece is taken from `work` when an engine is free for it. Once `should_stop`, no more is begun and
     running jobs are stopped; they still come back, unless their engine dies. `jobs_per_engine`: at most the pool's.
     """
-    shift = WorkQueue(pool, work, min(jobs_per_engine or pool.most_jobs, pool.most_jobs), on_news)
+    shift = WorkQueue(pool, work, min(jobs_per_engine or pool.most_jobs, pool.most_jobs))
     is_stopping = False
     try:
         while True:
@@ -107,16 +105,13 @@ def run_work(
 class WorkQueue(Generic[Tag]):
     """The work of one call of `run_work`, with everything of it that is under way."""
 
-    def __init__(
-        self, pool: EnginePool[Any], work: Iterable[Work[Tag]], most: int, on_news: Callable[[Tag, object], None]
-    ) -> None:
+    def __init__(self, pool: EnginePool[Any], work: Iterable[Work[Tag]], most: int) -> None:
         self.running: list[Work[Tag]] = []
         self._pool = pool
         self._coming = iter(work)
         self._next: deque[Work[Tag]] = deque()  # what has to be done again comes first
         self._most = most
-        self._on_news = on_news
-        self._inbox: queue.SimpleQueue[tuple[Work[Tag], object]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Work[Tag], JobEnd]] = queue.SimpleQueue()
 
     def peek(self) -> Work[Tag] | None:
         """Returns the work to begin next; None if none is left."""
@@ -137,11 +132,11 @@ class WorkQueue(Generic[Tag]):
                 return
             slot = min(fit, key=lambda slot: len(beside[slot.number]))
 
-            def put(message: object, work: Work[Tag] = work) -> None:
-                self._inbox.put((work, message))
+            def put(end: JobEnd, work: Work[Tag] = work) -> None:
+                self._inbox.put((work, end))
 
             try:
-                work.remote, work.slot = self._pool.begin(slot, work.job, put, put, work.news_seconds), slot
+                work.remote, work.slot = self._pool.begin(slot, work.job, lambda item: None, put), slot
             except EngineError:  # it died just now
                 continue
             self.running.append(self._next.popleft())
@@ -153,20 +148,17 @@ class WorkQueue(Generic[Tag]):
             work.remote.stop()
 
     def ends(self) -> Iterator[Work[Tag]]:
-        """Yields what has ended since; waits a moment for the first message."""
+        """Yields what has ended since; waits a moment for the first one."""
         arrived = self._arrived(POLL_SECONDS)
         while arrived is not None:
-            work, message = arrived
-            if isinstance(message, Done | Failed):
-                self.running.remove(work)
-                if self._is_over(work, message):
-                    yield work
-            else:
-                self._on_news(work.tag, message)
+            work, end = arrived
+            self.running.remove(work)
+            if self._is_over(work, end):
+                yield work
             arrived = self._arrived(0.0)
 
-    def _arrived(self, seconds: float) -> tuple[Work[Tag], object] | None:
-        """Returns the next message; None if there is none so soon."""
+    def _arrived(self, seconds: float) -> tuple[Work[Tag], JobEnd] | None:
+        """Returns the next end; None if there is none so soon."""
         try:
             return self._inbox.get(block=seconds > 0, timeout=seconds or None)
         except queue.Empty:

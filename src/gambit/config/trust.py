@@ -175,10 +175,6 @@ class Doubt:
             return self.auc
         return 0.5 + (self.auc - 0.5) * known / spread
 
-    def pool_at(self, auc: float) -> PoolSettings:
-        """Returns the pool that suits an AUC at half-way."""
-        return next((pool for from_auc, pool in self.pools if auc >= from_auc), self.pools[-1][1])
-
 
 def spread_of(scores: Sequence[Sequence[float]]) -> float:
     """Returns the standard deviation of scores around the mean of each thought; `scores`: [trace][thought].

@@ -57,7 +57,7 @@ def fallback(doubt: Doubt, scores: Scores, num_islands: int) -> PoolSettings | N
     found = spread_in(doubt, scores)
     if found is None or (auc := doubt.auc_at(*found)) == doubt.auc:
         return None
-    pool = doubt.pool_at(auc)
+    pool = next((pool for from_auc, pool in doubt.pools if auc >= from_auc), doubt.pools[-1][1])
     if pool.islands <= num_islands:
         return None
     why = (

@@ -231,7 +231,8 @@ class Solver(AbstractContextManager["Solver"]):
                     pending.append(self._submit(request, should_stop))
                 if not pending:
                     return
-                for done in _first_done(pending):
+                wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
+                for done in [each for each in pending if each.ticket.result.done()]:
                     pending.remove(done)
                     yield done.result_or_error()
         finally:
@@ -276,9 +277,3 @@ class Solver(AbstractContextManager["Solver"]):
         # The parts of one search wait for each other: if they waited for room too, two searches could block each other.
         pending.ticket = self._parts.host.submit(make, should_stop, may_wait=request.part is None)
         return pending
-
-
-def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
-    """Waits until a search is done; returns all that are."""
-    wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
-    return [each for each in pending if each.ticket.result.done()]

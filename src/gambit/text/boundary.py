@@ -45,15 +45,14 @@ def check_boundary_rule(name: str) -> None:
         raise UserError(f"unknown boundary rule {name!r}: use {', '.join(BOUNDARY_RULES)}, or stride:32 for 32 tokens")
 
 
-def boundary_rule(tokenizer: Tokenizer, vocab_size: int | None = None, name: str = BLANK_LINE) -> BoundaryRule:
-    """Returns a tokenizer's rule of this name. The model's padded rows (`vocab_size`) are never boundaries."""
+def boundary_rule(tokenizer: Tokenizer, name: str = BLANK_LINE) -> BoundaryRule:
+    """Returns a tokenizer's rule of this name. The model's padded rows are never boundaries."""
     check_boundary_rule(name)
-    vocab = tokenizer.get_vocab()
-    size = max(vocab.values()) + 1 if vocab_size is None else vocab_size
+    known = tokenizer.get_vocab()
+    size = max(known.values()) + 1
     think_end = single_token(tokenizer, THINK_END)
     if (stride := _STRIDE.fullmatch(name)) is not None:
         return BoundaryRule(size, frozenset(), frozenset(), frozenset(), think_end, stride=int(stride[1]))
-    known = {token: index for token, index in vocab.items() if index < size}
     if name == SENTENCE:
         return _sentence_rule(tokenizer, known, size, think_end)
     end = "\n" if name == LINE else "\n\n"

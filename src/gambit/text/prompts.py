@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gambit.answers import AnswerKind
 from gambit.answers.structured import CALL
 from gambit.errors import UserError
-from gambit.text.boundary import THINK_END, THINK_START, BoundaryRule
+from gambit.text.boundary import THINK_END, BoundaryRule
 from gambit.text.tokenizers import Tokenizer, single_token
 from gambit.types import ChatMessage, Toolbox
 
@@ -35,10 +35,9 @@ def encode_problem(
     *,
     system_prompt: str | None = DEFAULT_SYSTEM_PROMPT,
     enable_thinking: bool = True,
-    add_think_tag: bool = False,
     tools: Toolbox | None = None,
 ) -> EncodedPrompt:
-    """Encodes a problem. `add_think_tag` opens the think block for the model where the template leaves that to it."""
+    """Encodes a problem by the tokenizer's chat template, where it has one."""
     messages = _messages(problem, system_prompt)
     notes: list[str] = []
     if tools is not None:
@@ -51,8 +50,6 @@ def encode_problem(
         if tools is not None:
             options["tools"] = list(tools.tools)
         text = _render(tokenizer, messages, options)
-    if add_think_tag:
-        text = _open_thinking(tokenizer, text, notes)
     ids = tokenizer.encode(text, add_special_tokens=tokenizer.chat_template is None)
     thinks = not text.rstrip().endswith(THINK_END) and single_token(tokenizer, THINK_END) is not None
     return EncodedPrompt(tuple(ids), thinks, tuple(notes))
@@ -108,15 +105,6 @@ def _fold_system(messages: list[ChatMessage]) -> list[ChatMessage]:
     first = next(index for index, message in enumerate(rest) if message["role"] == "user")
     folded = ChatMessage(role="user", content="\n\n".join([*systems, rest[first]["content"]]))
     return [*rest[:first], folded, *rest[first + 1 :]]
-
-
-def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
-    if text.rstrip().endswith((THINK_START, THINK_END)):
-        return text
-    if single_token(tokenizer, THINK_START) is None:
-        notes.append(f"add_think_tag has no effect: this model has no token {THINK_START}")
-        return text
-    return f"{text}{THINK_START}\n"
 
 
 # What begins an answer of each kind, the first that the vocabulary can write.

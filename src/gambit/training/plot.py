@@ -14,7 +14,6 @@ from gambit.training.ranking import CURVE, QUARTERS
 from gambit.view.series import FIGURE_WIDTH, FONT_SIZE, SeriesStyle, styles_for
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -56,13 +55,9 @@ def draw_figure(report: ScorerReport) -> Figure:
     _calibration(below, report, styles)
     title = f"{report.model}, {report.source}:\n{report.num_mixed} problems with right and wrong traces"
     figure.suptitle(title, fontsize=FONT_SIZE + 1)
-    handles = {**_named(above), **_named(middle)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
+    handles, names = above.get_legend_handles_labels()  # both curves have the same
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False)
     return figure
-
-
-def _named(axes: Axes) -> dict[str, Artist]:
-    return dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
 
 
 def _styles(report: ScorerReport) -> dict[str, SeriesStyle]:

@@ -107,19 +107,14 @@ def _history_scores(scorer: HistoryScorer, data: Dataset, traces: Ints, device: 
         for thought in range(int(counts.max(initial=0))):
             mine = np.flatnonzero(counts > thought)
             places = torch.from_numpy(starts[mine] + thought)
-            past = _past(slots[mine], thought, scorer.max_past, device)
+            start = torch.from_numpy(slots[mine]).to(device)
+            before = start[:, None] + torch.arange(max(0, thought - scorer.max_past), thought, device=device)
+            is_there = torch.ones(before.shape, dtype=torch.bool, device=device)
+            past = PastThoughts(before, is_there, torch.full_like(start, thought), start + thought)
             with torch.inference_mode():
                 scores = scorer.score_next(_thoughts(data, places, device), memory, past)
             found[places.numpy()] = scores.double().cpu().numpy()
     return found
-
-
-def _past(first_slots: Ints, thought: int, max_past: int, device: torch.device) -> PastThoughts:
-    first = torch.from_numpy(first_slots).to(device)
-    before = torch.arange(max(0, thought - max_past), thought, device=device)
-    slots = first[:, None] + before
-    is_there = torch.ones(slots.shape, dtype=torch.bool, device=device)
-    return PastThoughts(slots, is_there, torch.full_like(first, thought), first + thought)
 
 
 @torch.inference_mode()

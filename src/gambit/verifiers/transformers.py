@@ -78,7 +78,8 @@ class PrefixCache:
         segment, length = self._root, 0
         while (child := segment.children.get(tokens[length])) is not None:
             is_known = child.score is not None and len(child.tokens) == len(tokens) - length
-            common = _num_common(child.tokens, tokens[length : None if is_known else -1])
+            rest = tokens[length : None if is_known else -1]
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(child.tokens, rest, strict=False)))
             if common == 0:
                 break
             segment = child if common == len(child.tokens) else child.cut(common)
@@ -116,10 +117,6 @@ class PrefixCache:
             left += segment.children.values()
             if not segment.children:
                 yield segment
-
-
-def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 class TransformersVerifier:

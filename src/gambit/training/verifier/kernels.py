@@ -11,6 +11,7 @@ layer multiplies and adds tensors as large as its output, each norm goes through
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -179,7 +180,7 @@ def use_fused_layers(network: nn.Module) -> None:
         if is_plain_lora(module):
             module.forward = _lora_forward(module)
         elif is_rms_norm(module):
-            module.forward = _norm_forward(module)
+            module.forward = functools.partial(_fused_norm, module)
 
 
 def is_plain_lora(module: nn.Module) -> bool:
@@ -211,11 +212,8 @@ def _lora_forward(module: Any) -> Callable[..., Tensor]:
     return forward
 
 
-def _norm_forward(module: Any) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
-
-    return forward
+def _fused_norm(module: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------
