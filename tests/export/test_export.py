@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.cli.app import app
 from gambit.events import LogWriter, read_log
-from gambit.export.runs import is_test_set
-from gambit.export.samples import (
+from gambit.export import (
     SearchTraces,
     Solved,
     best_traces,
     continuations,
     group_of_traces,
+    is_test_set,
     labelled_thoughts,
     sibling_pairs,
 )

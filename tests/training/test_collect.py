@@ -177,14 +177,6 @@ def test_a_stop_keeps_whole_problems_only(tiny_folder, tmp_path):
     assert collect(TASKS, plan).num_problems == 6 - summary.num_problems
 
 
-def test_what_was_begun_is_finished_once_no_more_may_begin(tiny_folder, tmp_path):
-    asked = []
-    plan = plan_for(tiny_folder, tmp_path)
-    summary = collect(TASKS, plan, may_begin=lambda: asked.append(1) or len(asked) <= 4)
-    assert (summary.num_problems, summary.num_traces, summary.was_stopped) == (4, 12, False)
-    assert {problem.id for entry in read_index(tmp_path) for problem in entry.problems} == {"p0", "p1", "p2", "p3"}
-
-
 def test_pawn_brings_its_own_problems():
     tasks = pawn_tasks("dev", 3, seed=1)
     puzzles = [parse_puzzle(task.problem.question) for task in tasks]

@@ -16,10 +16,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from gambit.answers.forms import are_equal, canonical, read
 from gambit.errors import EngineError, UserError
@@ -49,7 +49,7 @@ class GaveUpError(Exception):
         self.strikes = STRIKES[slow]
 
 
-class Grader:
+class Grader(AbstractContextManager["Grader"]):
     """Compares answers, from any thread.
 
     Structure, numbers, units and words are compared here; algebra happens in another process, since no code in this
@@ -105,9 +105,6 @@ class Grader:
         """Ends the grading process; a later comparison starts another one."""
         with self._lock:
             self._drop_process()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import BenchRecipe, BenchVariant, default_options, recipe_from
-from gambit.bench.rows import ROWS_FILE, RowWriter, TaskKey, read_rows
+from gambit.bench.rows import ROWS_FILE, Row, RowWriter, TaskKey, read_rows
 from gambit.engines.base import EngineInfo
 from gambit.errors import UserError
 from gambit.events import Json
@@ -248,45 +248,32 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
     """Puts rows, environments and logs of all shards into `out`; returns warnings, such as of a missing shard."""
     if out in folders:
         raise UserError(f"--out {out} is one of the shards: choose a new folder")
-    plans = {folder: read_plan(folder) for folder in folders}
-    whole = _whole_plan(plans)
-    _check_disjoint(folders)
+    plans = [read_plan(folder) for folder in folders]
+    whole, *others = [_without_shard(plan) for plan in plans]
+    for folder, plan in zip(folders[1:], others, strict=True):
+        if found := list(differences(whole.to_json(), plan.to_json())):
+            raise UserError(f"{folders[0]} and {folder} are not shards of one run ({'; '.join(found)})")
+    rows: dict[TaskKey, tuple[Row, Path]] = {}
+    for folder in folders:
+        for row in read_rows(folder):
+            if row.key in rows:
+                raise UserError(f"{rows[row.key][1]} and {folder} both hold {' / '.join(map(str, row.key))}")
+            rows[row.key] = row, folder
     create(out, whole)
     with RowWriter(out) as writer:
-        for folder in folders:
-            for row in read_rows(folder):
-                writer.write(row)
+        for row, _ in rows.values():
+            writer.write(row)
     for folder in folders:
         for environment in read_environments(folder):
             add_environment(out, environment)
         if (folder / LOGS_FOLDER).is_dir():
             shutil.copytree(folder / LOGS_FOLDER, out / LOGS_FOLDER, dirs_exist_ok=True)
-    return _missing(list(plans.values()))
+    return _missing(plans)
 
 
 def _without_shard(plan: BenchPlan) -> BenchPlan:
     bench = plan.recipe.bench.model_copy(update={"shard": "1/1"})
     return replace(plan, recipe=replace(plan.recipe, bench=bench))
-
-
-def _whole_plan(plans: dict[Path, BenchPlan]) -> BenchPlan:
-    """Returns the plan that the shards share, as one shard."""
-    (first_folder, first), *others = plans.items()
-    whole = _without_shard(first)
-    for folder, plan in others:
-        found = list(differences(whole.to_json(), _without_shard(plan).to_json()))
-        if found:
-            raise UserError(f"{first_folder} and {folder} are not shards of one run ({'; '.join(found)})")
-    return whole
-
-
-def _check_disjoint(folders: Sequence[Path]) -> None:
-    seen: dict[TaskKey, Path] = {}
-    for folder in folders:
-        for row in read_rows(folder):
-            if row.key in seen:
-                raise UserError(f"{seen[row.key]} and {folder} both hold {' / '.join(map(str, row.key))}")
-            seen[row.key] = folder
 
 
 def _missing(plans: Sequence[BenchPlan]) -> list[str]:

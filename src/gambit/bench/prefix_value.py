@@ -140,7 +140,11 @@ def run(
         wanted = {prefix.id: prefix for cut in plan.cuts for prefix in cut_at(cut, data, traces)}
         done = read_rollouts(folder, plan.num_rollouts)
         by_id = {task.id: task for task in tasks}
-        todo = [_continued(by_id[each.problem], each) for each in wanted.values() if each.id not in done]
+        todo = [
+            Task(Problem(by_id[each.problem].problem.question, each.id, each.tokens), by_id[each.problem].answer)
+            for each in wanted.values()
+            if each.id not in done
+        ]
         continuing = dataclasses.replace(collecting, traces_per_problem=plan.num_rollouts)
         num_done = len(wanted) - len(todo)
         on_prefixes(num_done, len(wanted))
@@ -154,10 +158,6 @@ def run(
                 num_done += 1
                 on_prefixes(num_done, len(wanted))
     return refused
-
-
-def _continued(task: Task, prefix: Prefix) -> Task:
-    return Task(Problem(task.problem.question, prefix.id, prefix.tokens), task.answer)
 
 
 def _graded(sampled: Iterable[Sampled]) -> Iterator[Rollouts]:

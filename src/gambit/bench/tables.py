@@ -45,20 +45,18 @@ class Table:
     def to_latex(self) -> str:
         """Returns a `tabular` with booktabs' rules."""
         kinds = "l" * self.num_names + "r" * (len(self.columns) - self.num_names)
-        head, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in (self.columns, *self.rows))
+        head, *rows = (
+            " & ".join(each.translate(_LATEX) for each in row) + r" \\" for row in (self.columns, *self.rows)
+        )
         begin = rf"\begin{{tabular}}{{{kinds}}}"
         return "\n".join((f"% {self.title}", begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
                           r"\end{tabular}", ""))  # fmt: skip
 
 
-_LATEX: dict[str, str | int | None] = {
+_LATEX = str.maketrans({
     **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}", MINUS: "$-$", "–": "--", "…": r"\ldots{}",
-}  # fmt: skip
-
-
-def _in_latex(text: str) -> str:
-    return text.translate(str.maketrans(_LATEX))
+})  # fmt: skip
 
 
 # -- tables ----------------------------------------------------------------------------------------------------

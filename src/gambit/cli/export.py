@@ -10,8 +10,7 @@ import typer
 from gambit.answers import Grader
 from gambit.cli.terminal import OK, put
 from gambit.errors import UserError
-from gambit.export.runs import Exporter, push, sources_of, test_sets, write_samples
-from gambit.export.samples import Purpose
+from gambit.export import Exporter, Purpose, push, sources_of, test_sets, write_samples
 
 
 def export(

@@ -121,7 +121,13 @@ class EngineActor(Generic[Engine]):
 
     def ping(self) -> EngineReport | Failed:
         """Returns a report once the engine is loaded, or why it could not be."""
-        return self._failure or EngineReport(os.getpid(), self._node or _node_address(), self._warnings)
+        if self._failure is not None:
+            return self._failure
+        if not self._node:
+            import ray
+
+            self._node = str(ray.util.get_node_ip_address())
+        return EngineReport(os.getpid(), self._node, self._warnings)
 
     def live(self) -> None:
         """Returns once the engine is closed. The driver waits for it, and learns at once if the process dies."""
@@ -184,9 +190,3 @@ def _end_of(work: Future[object]) -> JobEnd:
 def _failed(error: BaseException) -> Failed:
     words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return Failed(words, isinstance(error, UserError))
-
-
-def _node_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())

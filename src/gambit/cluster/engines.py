@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -98,7 +99,7 @@ class EngineSlot:
             self.tokens += job.generated
 
 
-class EnginePool(Generic[Engine]):
+class EnginePool(Generic[Engine], AbstractContextManager["EnginePool[Engine]"]):
     """A fixed number of engines, made from one description. Calls come from any thread."""
 
     def __init__(self, make: Make[Engine], num_engines: int, needs: EngineNeeds, *, jobs_per_engine: int = 1) -> None:
@@ -154,9 +155,6 @@ class EnginePool(Generic[Engine]):
                 self._ray.kill(actor)
         for keeper in self._keepers:
             keeper.join(CLOSE_SECONDS)
-
-    def __enter__(self) -> EnginePool[Engine]:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -20,14 +20,7 @@ MARKERS = ("Wait", "Oh wait", "But wait", "Another", "But another", "perhaps ano
 _MARKER = re.compile(rf"(?<=[\W_])(?:{'|'.join(MARKERS)})")
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A piece of a trace between two ends of thoughts."""
-
-    trace: int
-    start: int
-    end: int
-    states: tuple[Vector, ...]  # of the boundaries in it
+_Cut = tuple[int, int, int, list[Vector]]  # trace, start, end, and the states of the boundaries in between
 
 
 @dataclass(slots=True)
@@ -39,11 +32,10 @@ class _Open:
 
     def close(self, trace: int, end: int) -> _Cut:
         """Returns the thought up to a position; the next one begins there."""
-        states = tuple(state for at, state in self.boundaries if at <= end and state is not None)
-        cut = _Cut(trace, self.start, end, states)
+        states = [state for at, state in self.boundaries if at <= end and state is not None]
         self.boundaries = [boundary for boundary in self.boundaries if boundary[0] > end]
-        self.start = end
-        return cut
+        start, self.start = self.start, end
+        return trace, start, end, states
 
 
 class ThoughtReader:
@@ -75,7 +67,7 @@ class ThoughtReader:
         """
         self._open = {trace: self._open.get(trace, _Open()) for trace in live}
         cuts = [open_.close(trace, end) for trace, open_ in self._open.items() for end in self._ends(trace, open_)]
-        return self._embedded([cut for cut in cuts if cut.end - cut.start >= self._need.min_tokens])
+        return self._embedded([cut for cut in cuts if cut[2] - cut[1] >= self._need.min_tokens])
 
     def _ends(self, trace: int, open_: _Open) -> list[int]:
         """Returns the positions at which thoughts of a trace have ended."""
@@ -90,11 +82,11 @@ class ThoughtReader:
 
     def _embedded(self, cuts: list[_Cut]) -> tuple[ThoughtView, ...]:
         if self._embed is not None:
-            texts = [self._text(self._tokens_of(cut.trace, cut.start)[: cut.end - cut.start]).strip() for cut in cuts]
+            texts = [self._text(self._tokens_of(trace, at)[: end - at]).strip() for trace, at, end, _ in cuts]
             vectors = self._embed(texts) if texts else []
-            return tuple(ThoughtView(cut.trace, cut.end, v) for cut, v in zip(cuts, vectors, strict=True))
+            return tuple(ThoughtView(cut[0], cut[2], v) for cut, v in zip(cuts, vectors, strict=True))
         # A thought without a boundary in it has no state to stand for it.
-        return tuple(ThoughtView(cut.trace, cut.end, _mean(cut.states)) for cut in cuts if cut.states)
+        return tuple(ThoughtView(trace, end, _mean(states)) for trace, _, end, states in cuts if states)
 
 
 def marker_lengths(tokens: Sequence[int], decode: Decode) -> list[int]:

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -322,19 +321,15 @@ def collect(
     engines: CollectEngines | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
-    may_begin: Callable[[], bool] = lambda: True,
 ) -> CollectSummary:
     """Samples the problems that are not yet in the folder; an interrupted run keeps what it has written.
 
     The caller holds the folder's lock, which is best taken before an engine is loaded. Engines that are passed serve
-    several collections in turn, and the caller closes them. Once `should_stop`, problems under way are left. Once not
-    `may_begin`, they are finished and no more are begun.
+    several collections in turn, and the caller closes them. Once `should_stop`, problems under way are left.
     """
     if engines is None:
         with closing(LocalEngines(plan)) as own:
-            return collect(
-                tasks, plan, engines=own, on_progress=on_progress, should_stop=should_stop, may_begin=may_begin
-            )
+            return collect(tasks, plan, engines=own, on_progress=on_progress, should_stop=should_stop)
     hidden_size, batch_tokens = engines.sizes
     writer = opened_collection(plan.out, _header(plan, hidden_size))
     summary = CollectSummary(num_before=len(writer.done))
@@ -356,7 +351,7 @@ def collect(
         ThreadPoolExecutor(1, thread_name_prefix="states") as thread,  # at its end a pass under way is finished
     ):
         under_way: Future[None] | None = None
-        sampled = sample(engines, todo, plan, grading, summary.refused, should_stop, may_begin)
+        sampled = sample(engines, todo, plan, grading, summary.refused, should_stop)
         for problems in in_groups(sampled, lambda each: each.num_tokens, 2 * batch_tokens):
             if under_way is not None:
                 under_way.result()  # one pass at a time: memory is bounded by two
@@ -374,10 +369,9 @@ def sample(
     grading: Grading,
     refused: list[str],
     should_stop: Callable[[], bool],
-    may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:
     """Yields problems with all their traces and with grades on the way; `refused` gathers those that failed."""
-    for sampled in engines.sample(takewhile(lambda _: may_begin(), tasks), plan, should_stop):
+    for sampled in engines.sample(tasks, plan, should_stop):
         if sampled.error is not None:
             refused.append(f"{sampled.task.id}: {sampled.error}")
         if sampled.traces:

@@ -1,1 +1,0 @@
-"""Training data from what searches leave behind: their event logs."""
