@@ -302,10 +302,10 @@ def whole_training(model: Path, data: Path, scale: Scale) -> dict[str, Any]:
     plan = VerifierPlan(data, str(model), recipe, Division(0.1, 0.1), device=scale.device)
     began = time.perf_counter()
     trained = train_verifier(plan, say=lambda line: print(f"    {line}", flush=True))
-    made = trained.verifier.info.training
+    made = trained.info.training
     return {
-        "what": "train_verifier", "tokens_per_second": round(trained.tokens_per_second), "updates": made["updates"],
-        "seconds": round(time.perf_counter() - began, 1), "of_training": round(trained.seconds, 1),
+        "what": "train_verifier", "tokens_per_second": round(made["tokens_per_second"]), "updates": made["updates"],
+        "seconds": round(time.perf_counter() - began, 1), "of_training": round(made["seconds"], 1),
     }  # fmt: skip
 
 

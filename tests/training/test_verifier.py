@@ -66,7 +66,7 @@ def trained(collection, model):
 @pytest.fixture(scope="module")
 def checkpoint(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("verifier")
-    trained[0].verifier.save(folder)
+    trained[0].save(folder)
     return folder
 
 
@@ -92,13 +92,13 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     aucs = [np.nanmean(each) for each in read.quarter_aucs(judged, Aggregation.LAST)]
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
-    metrics = trained[0].verifier.info.metrics
-    trust = trained[0].verifier.info.trust
+    metrics = trained[0].info.metrics
+    trust = trained[0].info.trust
     as_searched = read.quarter_aucs(judged, loaded.info.aggregation)
     assert trust.auc == pytest.approx([np.nanmean(each) for each in as_searched]), "by problems it was not chosen by"
     assert trust.num_problems == np.isfinite(as_searched[0]).sum() > 0
     assert trust.median_tokens == np.median(data.traces.num_tokens[judged])
-    assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == trained[0].held_out_auc
+    assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == max(metrics["by_aggregation"].values())
 
 
 def test_its_probabilities_are_calibrated(collection, loaded):
@@ -117,7 +117,7 @@ def test_its_labels_may_come_from_a_file(tmp_path, model):
     recipe = dataclasses.replace(RECIPE, epochs=1)
     plan = VerifierPlan(folder, str(model), recipe, DIVISION, str(labels), "cpu")
     labels.write_text(json.dumps({"problem": "0-0", "trace": 0, "labels": [0.5] * (NUM_THOUGHTS - 1) + [0]}) + "\n")
-    assert train_verifier(plan).verifier.info.training["labels"] == "labels.jsonl"
+    assert train_verifier(plan).info.training["labels"] == "labels.jsonl"
     data = passages_of(plan)
     assert labels_of(data, 0).tolist() == [0.5] * (NUM_THOUGHTS - 1) + [0, 1], "the outcome at the end"
     assert labels_of(data, 1).tolist() == [0.0] * (NUM_THOUGHTS + 1), "a trace without labels has its outcome"
@@ -150,9 +150,9 @@ def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, mode
     plan = VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu", start=checkpoint)
     plan = dataclasses.replace(plan, recipe=continued(recipe, checkpoint, frozenset()))
     again = train_verifier(plan, say=told.append)
-    for one, other in zip(again.verifier.logits(some_passages()), loaded.logits(some_passages()), strict=True):
+    for one, other in zip(again.logits(some_passages()), loaded.logits(some_passages()), strict=True):
         assert np.allclose(one, other, atol=1e-3)
-    made = again.verifier.info.training
+    made = again.info.training
     assert "AUC within" in told[2] and len(made["watched_auc"]) > 2, "ranked before the first step"
     read = made["watched_after_problems"]
     assert read[0] == 0 and read == sorted(read) and len(read) == len(made["watched_auc"])
@@ -206,7 +206,7 @@ def test_a_time_limit_ends_it_with_a_rate_of_zero(collection, model, monkeypatch
     told = []
     recipe = dataclasses.replace(RECIPE, epochs=1000, seconds=60.0)
     found = train_verifier(VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu"), say=told.append)
-    assert 60 <= found.seconds < 90 and found.verifier.info.training["updates"] < 30
+    assert 60 <= found.info.training["seconds"] < 90 and found.info.training["updates"] < 30
     assert any("tokens/s" in line and "s left" in line for line in told)
 
 
@@ -238,7 +238,7 @@ def test_activations_can_be_computed_again_instead_of_kept(collection, model):
     losses = []
     for each in (recipe, plain):
         found = train_verifier(VerifierPlan(collection, str(model), each, DIVISION, device="cpu"))
-        losses.append(found.held_out_auc)
+        losses.append(found.info.metrics["held_out_auc"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
@@ -377,7 +377,7 @@ def test_a_logit_depends_on_what_was_read_by_then_alone(loaded):
 
 def test_what_is_loaded_is_what_was_trained(trained, loaded):
     passages = some_passages(1)
-    for one, other in zip(trained[0].verifier.logits(passages), loaded.logits(passages), strict=True):
+    for one, other in zip(trained[0].logits(passages), loaded.logits(passages), strict=True):
         assert np.allclose(one, other, atol=1e-3)
 
 
@@ -404,7 +404,7 @@ def test_platt_is_a_probability():
 
 def test_no_file_is_larger_than_its_limit(loaded, trained, model, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_BYTES", 6_000)
-    paths = trained[0].verifier.save(tmp_path / "v")
+    paths = trained[0].save(tmp_path / "v")
     assert len(paths) > 2 and max(path.stat().st_size for path in paths) <= 6_000
     again = LoraVerifier.load(tmp_path / "v", CPU, str(model))
     assert np.allclose(again.logits(some_passages())[0], loaded.logits(some_passages())[0], atol=1e-5)

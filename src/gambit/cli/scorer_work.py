@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from pydantic import TypeAdapter
@@ -60,11 +60,8 @@ from gambit.training.ranking import CURVE, QUARTERS
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
 from gambit.training.storage import merge as merge_collections
 from gambit.types import Aggregation, Problem, StatePosition
-from gambit.verifiers.lora_folder import is_verifier, read_info
+from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info
 from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer, verifier_folder
-
-if TYPE_CHECKING:
-    from gambit.training.verifier.train import TrainedVerifier
 
 CHECKPOINT = ".safetensors"
 VERIFIER = "verifier"
@@ -279,7 +276,7 @@ def _train_verifier(options: TrainOptions, shares: Mapping[str, float]) -> int:
     _warn_of(skipped)
     with only_our_warnings():
         trained = train_verifier(plan, read, say)
-    show_verifier(out, trained, trained.verifier.save(out), options.as_json)
+    show_verifier(out, trained.info, trained.save(out), options.as_json)
     return OK
 
 
@@ -430,15 +427,15 @@ def show_training(out: Path, trained: training.Trained, as_json: bool) -> None:
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
-def show_verifier(out: Path, trained: TrainedVerifier, files: Iterable[Path], as_json: bool) -> None:
+def show_verifier(out: Path, trained: LoraInfo, files: Iterable[Path], as_json: bool) -> None:
     if as_json:
-        typer.echo(trained.verifier.info.model_dump_json())
+        typer.echo(trained.model_dump_json())
         return
-    sizes = [path.stat().st_size for path in files]
-    quarters = " / ".join(f"{auc:.3f}" for auc in trained.quarters)
-    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {trained.seconds:.0f} s at "
-        f"{trained.tokens_per_second:,.0f} tokens/s; held-out AUC within problems {trained.held_out_auc:.4f}, at "
-        f"25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
+    sizes, metrics, training = [path.stat().st_size for path in files], trained.metrics, trained.training
+    quarters = " / ".join(f"{auc:.3f}" for auc in metrics["auc"].values())
+    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {training['seconds']:.0f} s at "
+        f"{training['tokens_per_second']:,.0f} tokens/s; held-out AUC within problems {metrics['held_out_auc']:.4f}, "
+        f"at 25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
 
 
 def show_report(report: ScorerReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -52,9 +52,9 @@ class LoraInfo(BaseModel, frozen=True, extra="forbid"):
     targets: str = ALL_LINEAR  # names of the linear layers with an adapter, joined by commas, or all of them
     aggregation: Aggregation = Aggregation.LAST  # of a trace's thoughts: the logit of the latest one, or their mean
     calibration: Platt = Platt()
-    training: dict[str, object] = Field(default_factory=dict)  # data, recipe, division
+    training: dict[str, Any] = Field(default_factory=dict)  # data, recipe, division
     trust: ScorerTrust | None = None
-    metrics: dict[str, object] = Field(default_factory=dict)  # on held-out problems
+    metrics: dict[str, Any] = Field(default_factory=dict)  # on held-out problems
 
     def made_for(self, name: str = "the verifier") -> MadeFor:
         return MadeFor(name, self.hidden_size, self.boundary_rule, self.base_model_hash, self.base_model)

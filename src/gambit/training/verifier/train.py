@@ -46,19 +46,11 @@ MOST_PASS_HALVINGS = 6
 PROBE_TOKENS = 4_096  # of the pass by which memory is measured
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainedVerifier:
-    """A verifier and its ranking of held-out problems."""
+def train_verifier(plan: VerifierPlan, data: Dataset | None = None, say: Say = lambda _: None) -> LoraVerifier:
+    """Trains on the collection's training problems alone, and chooses by its validation problems alone.
 
-    verifier: LoraVerifier
-    held_out_auc: float  # mean over problems and quarters
-    quarters: tuple[float, ...]  # AUC at each
-    seconds: float
-    tokens_per_second: float
-
-
-def train_verifier(plan: VerifierPlan, data: Dataset | None = None, say: Say = lambda _: None) -> TrainedVerifier:
-    """Trains on the collection's training problems alone, and chooses by its validation problems alone."""
+    The description of the verifier has its figures on them, its seconds and its speed.
+    """
     data = data or passages_of(plan)
     device = pick_device(plan.device)
     train, held_out = parts_of(data, plan.division)
@@ -329,7 +321,7 @@ class _TrainingRun:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def finished(self) -> TrainedVerifier:
+    def finished(self) -> LoraVerifier:
         """Returns the verifier with the aggregation that ranks held-out problems best, calibrated on them."""
         seconds, speed = self._elapsed, self.tokens_per_second
         look = best_look([each.aucs for each in self._looks])
@@ -358,7 +350,7 @@ class _TrainingRun:
             metrics=metrics, trust=self._trust(quarters[chosen], chosen),
         )  # fmt: skip
         verifier.network.eval()
-        return TrainedVerifier(verifier, reached[chosen], at_quarters, seconds, speed)
+        return verifier
 
     def _start(self) -> dict[str, object] | None:
         """Returns the origin of the verifier that this one continues; None for a fresh one."""
