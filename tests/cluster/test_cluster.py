@@ -130,7 +130,7 @@ class Engines:
 
 def test_work_goes_to_the_least_busy_engine_until_all_that_are_ready_are_full() -> None:
     engines = Engines(EngineState.STARTING, EngineState.READY, EngineState.READY, EngineState.LOST)
-    queue = WorkQueue(engines, [Work(lambda engine, desk: None, n) for n in range(9)], 2, lambda tag, item: None)
+    queue = WorkQueue(engines, [Work(lambda engine, desk: None, n) for n in range(9)], 2)
     queue.hand_out()
     assert engines.begun == [1, 2, 1, 2] and len(queue.running) == 4 and queue.peek().tag == 4
 
