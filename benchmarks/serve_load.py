@@ -37,6 +37,7 @@ import httpx
 
 from gambit.events import Sample, from_json
 from gambit.pawn.puzzles import Puzzle, random_puzzle
+from kills import descendants, name_of
 from serve_kinds import Kinds, command
 from serve_lockout import allow_many_files, attacked
 
@@ -79,33 +80,13 @@ class Server:
 
     def kill_an_engine(self, rng: random.Random) -> None:
         """SIGKILL to one of the processes under Ray that descend from this server's."""
-        parents = {int(path.parent.name): _parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
-        engines = [pid for pid in parents if self._is_ancestor(pid, parents) and "ray::EngineActor" in _command(pid)]
+        engines = [pid for pid in descendants(self.process.pid) if name_of(pid).startswith("ray::EngineActor")]
         if engines:
             os.kill(rng.choice(engines), signal.SIGKILL)
-
-    def _is_ancestor(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid > 1 and pid != self.process.pid:
-            pid = parents.get(pid, 0)
-        return pid == self.process.pid
 
     def close(self) -> int:
         self.process.terminate()
         return self.process.wait(timeout=60)
-
-
-def _parent(stat: Path) -> int:
-    try:
-        return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended
-        return 0
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def foreign_lines(puzzle: Puzzle, thinking: str) -> list[str]:
