@@ -25,7 +25,7 @@ RECIPES = [
     "problems: [0]", "problems: [-1]", "problems: [301]", "problems: 12", "problems: [1]\nlimit: 2", "shard: 0/1",
     "shard: 2/1", "shard: x", "shard: 1/0", "concurrency: 0", "concurrency: 99999", "block: 0", "capacity: 0",
     "capacity: x", "capacity: .nan", "capacity: .inf", "temperature: .nan", "temperature: -1", "top_p: 2", "top_k: -2",
-    "kv_budget_tokens: -5", "kv_budget_tokens: lots", "memory_ratio: 2", "memory_ratio: .nan", 
+    "kv_budget_tokens: -5", "kv_budget_tokens: lots", "memory_ratio: 2", "memory_ratio: .nan",
     "engine: [local]", "engine_options: 5", "device: [cpu]", "dtype: float99", "scorer: [x]", "vote: nothing",
     "sweep: {capacity: []}", "sweep: {nothing: [1]}", "sweep: {engine: [local]}", "sweep: {seed: [1]}", "sweep: [1]",
     "sweep: {'x:capacity': [1]}", "sweep: {capacity: 5}", "sweep: {policy_options: [1]}", "sweep_mode: nothing",

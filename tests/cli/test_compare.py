@@ -5,8 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from gambit.bench.datasets import Item
 from gambit.cli.app import app
-from gambit.cli.compare_work import Comparison, Pair, vote_within
+from gambit.cli.compare_work import Comparison, Pair, fitting_problems, vote_within
+from gambit.config.options import SearchConfig
 from gambit.results.result import Counts, SearchResult, Seconds, Tokens, TraceOutline
 from gambit.tree import TraceState
 from gambit.types import StopReason
@@ -29,6 +31,8 @@ def trace(tokens, answer, state=TraceState.FINISHED):
         (pairs(10, 10, 0), "Gambit is better on these problems at equal tokens: use it."),
         (pairs(10, 0, 10), "Voting is better on these problems at equal tokens: use --policy sc."),
         (pairs(18, 1, 1), "No difference is shown"),
+        (pairs(20, 4, 0), "No difference is shown"),  # p = 0.125, though 0 is outside of the interval
+        (pairs(20, 6, 0), "Gambit is better"),
         (pairs(20, 0, 0), "No difference is shown"),
     ],
 )
@@ -53,7 +57,8 @@ def test_a_users_own_problems_are_compared_at_equal_tokens(tmp_path):
              {"question": "a = 2; b = 3; c = a * b; c?", "answer": "6"}]  # fmt: skip
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ("--capacity", "16", "--engine", "local", "--json", "--quiet", "--out", str(tmp_path / "out"))
+    flags = ("--capacity", "16", "--engine", "local", "--concurrency", "2", "--json", "--quiet",
+             "--out", str(tmp_path / "out"))  # fmt: skip
     done = CliRunner().invoke(app, ["compare", "pawn", str(file), *flags])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -61,7 +66,30 @@ def test_a_users_own_problems_are_compared_at_equal_tokens(tmp_path):
     assert abs(found["tokens"]["sc"] - found["tokens"]["gambit"]) < 0.2 * found["tokens"]["sc"]
     assert found["advice"].startswith("2 problems are too few")
     kept = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
-    assert [pair["problem"] for pair in kept] == ["1", "2"]
+    assert {pair["problem"] for pair in kept} == {"1", "2"}
+
+
+@pytest.mark.system
+def test_a_pool_that_fills_the_cache_is_searched_alone_and_small_ones_together(pawn_solver):
+    item = Item("1", "a = 17; b = 5; c = a * b; c?", "85")
+    room = pawn_solver.engine.info.kv_capacity_tokens
+    assert fitting_problems(pawn_solver, SearchConfig(capacity=4, swap_size=1), [item]) == 8
+    filling = SearchConfig(capacity=64, warmup_tokens=room // 64)
+    assert fitting_problems(pawn_solver, filling, [item]) == 1
+    third = SearchConfig(capacity=64, warmup_tokens=room // 200)
+    assert fitting_problems(pawn_solver, third, [item]) == 3 and fitting_problems(pawn_solver, third, []) == 1
+
+
+@pytest.mark.system
+def test_an_error_in_one_pair_ends_the_others(tmp_path):
+    """A question that pawn was not made for, among long ones that would take minutes."""
+    chain = "a = 17; b = 61; c = a + b; d = c * a; e = d - b; f = e * c; g = f + a; h = g * d; i = h - c; i?"
+    lines = [{"question": "why?", "answer": "1"}, *({"question": chain, "answer": "1"} for _ in range(3))]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ("--num-traces", "20000", "--engine", "local", "--concurrency", "4", "--out", str(tmp_path / "out"))
+    done = CliRunner().invoke(app, ["compare", "pawn", str(file), *flags])
+    assert done.exit_code == 2 and "puzzle" in done.stderr and not (tmp_path / "out" / "pairs.jsonl").exists()
 
 
 @pytest.mark.system

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import mean
 from threading import Event
 
@@ -30,7 +31,7 @@ from gambit.results.result import SearchResult
 from gambit.results.vote import Ballot, VoteKind, count_votes
 from gambit.solver import Problem, Solver
 from gambit.solver.builder import LengthHistory, request_of
-from gambit.stats import FEWEST_PROBLEMS, Interval, mean_interval, resamples, supports_claim
+from gambit.stats import FEWEST_PROBLEMS, SIGNIFICANT, Interval, mean_interval, resamples, sign_flip_p, supports_claim
 from gambit.storage.problems import columns_of, new_run_folder
 from gambit.storage.run_folder import check_writable
 from gambit.tree import TraceState
@@ -72,7 +73,8 @@ class Comparison:
             return (f"{num} problems are too few to choose by: {FEWEST_PROBLEMS} are the least, "
                     f"{FEWEST_PROBLEMS - num} more take about {more}.")  # fmt: skip
         found = self.difference
-        if not supports_claim(found.low, found.high, num):
+        p = sign_flip_p([Fraction(pair.gambit_right - pair.sc_right) for pair in self.pairs])
+        if not supports_claim(found.low, found.high, num) or p >= SIGNIFICANT:  # as in a report of `gambit bench`
             return (
                 "No difference is shown on these problems: more of them may show one, until then --policy sc will do."
             )
