@@ -6,6 +6,7 @@ after a change that is meant, python -m pytest tests/engines/test_model_kinds.py
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -13,14 +14,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scripts.result_tables import renewed, table
 
+from gambit import events as ev
+from gambit.config.options import BranchPoint
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.engines.local.caches import OwnCaches
 from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import PoolModel
 from gambit.errors import GambitWarning, UserError
 from gambit.text.boundary import boundaries
-from gambit.types import OnPressure, PressureAction, RunningScore, SearchStep, TraceKey
+from gambit.types import Forcing, OnPressure, PressureAction, RunningScore, SearchStep, TraceKey
+from support import ROOT
 from support.engine_setups import (
     EVERYWHERE,
     GREEDY,
@@ -36,8 +41,11 @@ from support.engine_setups import (
     tokens_of,
 )
 from support.kinds import KINDS, Kind
+from support.searching import check_ended, make_settings, run_one
 from support.tiny import tiny_tokenizer
 
+PAGE = ROOT / "docs" / "models.md"
+COLUMNS = "models | layers | contract core | states | again from the end | again from before | traces run"
 TOLERANCE = 1e-4  # of the largest logit or state
 VARIED = replace(SAMPLED, temperature=4.0)  # nearly all tokens are as likely: thoughts end often
 QUEUE = OnPressure(PressureAction.QUEUE)
@@ -56,6 +64,8 @@ class Bench:
         self.sizes = self._model.cache_sizes
         self.is_batched = not isinstance(self._model._runner, OwnCaches)
         self.forgets = not self.sizes.can_cut  # a prefix that is not all of the parent is computed again
+        self.has_caches = self.is_batched or self._model._runner.has_caches
+        self.again: dict[str, str] = {}  # where a branch begins -> how many tokens were computed again
 
     def _keep(self, head, args) -> None:
         self.last_states = args[0]  # of the last pass of the reference, after its last norm
@@ -74,6 +84,20 @@ class Bench:
         logits = logits[len(prompt) - 1 : -1]
         chosen = logits[torch.arange(len(tokens)), list(tokens)]
         assert (logits.max(-1).values - chosen).max() <= TOLERANCE * logits.abs().max()
+
+    def check_score(self, tokens, num_tokens: int, score: float, layers) -> None:
+        """The score of a thought is the product of transformers' states at its last token."""
+        states = self._states(tuple(tokens), layers)[len(PROMPT) + num_tokens - 1]
+        expected = float(states @ projection(32 * len(layers)))
+        assert abs(score - expected) <= TOLERANCE * (1 + float(states.abs().max())) * len(states) ** 0.5
+
+    @functools.cache  # noqa: B019 - a bench lives as long as its test
+    def _states(self, tokens: tuple[int, ...], layers: tuple[int, ...]) -> torch.Tensor:
+        with torch.inference_mode():
+            ids = torch.tensor([[*PROMPT, *tokens]])
+            hidden = self.reference(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        found = {**dict(enumerate(hidden)), -1: self.last_states}
+        return torch.cat([found[layer][0] for layer in layers], dim=-1)
 
 
 def greedy_trace(engine, tokens=40):
@@ -143,6 +167,7 @@ def check_a_child_continues_its_parent_exactly(bench: Bench) -> None:
     steps += finish(engine)
     tokens = tokens_of(steps)
     assert admissions(steps) == {2: (15, 0), 3: (20, 0)}
+    bench.again["last token"] = "0 of 15"
     assert tokens[0] == tokens[2] == tokens[3] != tokens[1]
 
 
@@ -155,6 +180,7 @@ def check_a_child_of_an_earlier_token_continues_there(bench: Bench) -> None:
     steps = finish(engine)
     tokens = tokens_of(steps)
     assert admissions(steps) == {1: (0, 12) if bench.forgets else (12, 0)}
+    bench.again["earlier"] = f"{admissions(steps)[1][1]} of 12"
     assert tokens[1][:12] == tokens[0][:12]
     bench.check_greedy(tokens[1])
 
@@ -216,15 +242,9 @@ def check_states_are_those_of_transformers(bench: Bench) -> None:
     steps += finish(engine)
     tokens, checked = tokens_of(steps), Counter[int]()
     for thought in (thought for step in steps for thought in step.scored):
-        with torch.inference_mode():
-            ids = torch.tensor([[*PROMPT, *tokens[thought.trace][: thought.num_tokens]]])
-            hidden = bench.reference(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-        found = {**dict(enumerate(hidden)), -1: bench.last_states}
-        states = torch.cat([found[layer][0, -1] for layer in layers])
-        expected = float(states @ projection(32 * len(layers)))
-        assert abs(thought.score - expected) <= TOLERANCE * (1 + float(states.abs().max())) * len(states) ** 0.5
+        bench.check_score(tokens[thought.trace], thought.num_tokens, thought.score, layers)
         checked[thought.trace] += 1
-    assert checked.total() > 5 and {4, 5} <= set(checked)
+    assert sum(checked.values()) > 5 and {4, 5} <= set(checked)
 
 
 def check_thoughts_are_scored_once_across_branches(bench: Bench) -> None:
@@ -289,33 +309,65 @@ def check_queued_traces_come_back_as_they_were(bench: Bench) -> None:
         bench.check_greedy(each)
 
 
-def waiting_children(bench: Bench, spare_states: int):
-    """Starts an engine whose memory lets children wait while their parents go on; returns it and its hoard."""
-    engine = bench.start(kv_budget_tokens=400 + 8 * bench.state_tokens, block_tokens=4)
+def check_whole_searches_score_the_states_of_transformers(bench: Bench) -> None:
+    """Branches at the last token and at the last boundary, forced answers, ghosts, in a cache that is too small."""
+    budget = 140 + 5 * bench.state_tokens
+    for point in (BranchPoint.LAST_TOKEN, BranchPoint.LAST_BOUNDARY):
+        engine = bench.start(kv_budget_tokens=budget, block_tokens=4)
+        forcing = Forcing((9, 10, 11), answer_tokens=6, thinking_tokens=20)
+        settings = make_settings(capacity=6, max_new_tokens=28, branch_point=point, check_interval=4, warmup_tokens=4,
+                                 sampling=VARIED, forcing=forcing)  # fmt: skip
+        watched = run_one(engine, settings, prompt=PROMPT, rule=EVERYWHERE, stop_ids=frozenset())
+        tree = watched.search.record.tree
+        check_ended(tree)
+        kinds = Counter(type(event) for event in watched.events)
+        assert kinds[ev.Branched] and kinds[ev.Forced]
+        for event in watched.events:
+            if isinstance(event, ev.Scored):
+                for trace, score, length in zip(event.traces, event.scores, event.num_tokens, strict=True):
+                    bench.check_score(tree.tokens_of(trace), length, score, (-1,))
+        assert is_free(engine)
+
+
+def with_waiting_child(bench: Bench, num_free: int):
+    """Starts an engine with a child that waits for a block while its parent goes on; returns it with its hoard."""
+    engine = bench.start(kv_budget_tokens=200 + 8 * bench.state_tokens, block_tokens=4)
     open_search(engine, stops=())
-    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(1, sampling=GREEDY, tokens=40)])
-    steps = run(engine, 10)
-    blocks, state = engine._pool.blocks, bench.sizes.state_blocks(4)
-    length = 10
-    while (len(PROMPT) - 1 + length) % 4 != 3:  # two more steps need no block, a child's first needs one
-        steps += run(engine, 1)
-        length += 1
-    hoard = blocks.allocate(blocks.num_free - spare_states * state, 1)
+    engine.submit([spec(0, sampling=GREEDY, tokens=40)])
+    length = 16 - (len(PROMPT) - 1 + 3) % 4  # the next three steps of the parent need no block
+    run(engine, length)
+    blocks = engine._pool.blocks
+    hoard = blocks.allocate(blocks.num_free - num_free, 1)
+    engine.submit([spec(2, sampling=GREEDY, tokens=40, inherited=length, parent=TraceKey(1, 0))])
+    (step,) = run(engine, 1)
+    assert not step.admitted and not step.evicted and step.num_generated == 1
     return engine, hoard, length
 
 
-def check_children_that_wait_keep_their_parents_states(bench: Bench) -> None:
-    """While a child waits its parent goes on, and then ends."""
-    if not bench.sizes.state_bytes or not bench.sizes.token_bytes:
-        return
-    engine, hoard, length = waiting_children(bench, 1)
-    engine._pool.blocks.release([hoard.pop()])
-    engine.submit([spec(2, sampling=GREEDY, tokens=40, inherited=length, parent=TraceKey(1, 0))])
-    (step,) = run(engine, 1)
-    assert admissions([step]) == {2: (length, 0)}
-    engine.stop([TraceKey(1, 0), TraceKey(1, 1)])
+def check_a_waiting_child_keeps_a_copy_of_its_parents_state(bench: Bench) -> None:
+    """Where there is no room for the copy it is computed again."""
+    state = bench.sizes.state_blocks(4)
+    for num_free in {0, state} if bench.sizes.token_bytes else {0}:
+        engine, hoard, length = with_waiting_child(bench, num_free)
+        engine.stop([TraceKey(1, 0)] if num_free else [])  # its blocks are not enough for the child
+        engine._pool.blocks.release(hoard)
+        steps = finish(engine)
+        is_kept = num_free == state
+        assert admissions(steps) == {2: (length, 0) if is_kept else (0, length)}
+        bench.check_greedy(tokens_of(steps)[2])
+
+
+def check_a_waiting_child_costs_no_running_trace_its_blocks(bench: Bench) -> None:
+    """It loses its copy before a running trace is evicted."""
+    state = bench.sizes.state_blocks(4) if bench.sizes.token_bytes else 0
+    engine, hoard, length = with_waiting_child(bench, state)
+    if state:
+        steps = run(engine, 4)
+        assert not any(step.evicted or step.admitted for step in steps)
     engine._pool.blocks.release(hoard)
-    bench.check_greedy(tokens_of(finish(engine))[2])
+    steps = finish(engine)
+    assert admissions(steps) == {2: (0, length) if bench.sizes.state_blocks(4) else (length, 0)}
+    bench.check_greedy(tokens_of(steps)[2])
 
 
 def check_a_parent_may_end_before_its_children_are_admitted(bench: Bench) -> None:
@@ -346,9 +398,10 @@ def check_the_smallest_budget_is_the_one_that_is_named(bench: Bench) -> None:
 
 
 CHECKS: dict[str, Callable[[Bench], None]] = {
-    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
-    and name != "check_prompt"
-}  # fmt: skip
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_") and check.__module__ == __name__
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -358,8 +411,26 @@ def kind(request):
     return request.param
 
 
-def test_the_contract_holds_for_models_of_each_kind(kind, subtests):
-    bench = Bench(KINDS[kind])
+def test_the_contract_holds_for_models_of_each_kind(kind, subtests, request):
+    bench, passed = Bench(KINDS[kind]), []
     for name, check in CHECKS.items():
         with subtests.test(name):
             check(bench)
+            passed.append(name)
+    states = f"within {TOLERANCE:g}" if "states_are_those_of_transformers" in passed else "differ"
+    how = "together" if bench.is_batched else "in turn" if bench.has_caches else "in turn, without a cache"
+    row = [KINDS[kind].models, KINDS[kind].layers, f"{len(passed)} of {len(CHECKS)}", states,
+           bench.again.get("last token", "?"), bench.again.get("earlier", "?"), how]  # fmt: skip
+    page = PAGE.read_text(encoding="utf-8")
+    found = {line.split(" | ")[0].removeprefix("| "): line for line in table_of(page)}
+    assert set(found) == {kind.models for kind in KINDS.values()} or request.config.getoption("--renew")
+    line = f"| {' | '.join(row)} |"
+    if request.config.getoption("--renew"):
+        rows = {name: found.get(name, "") for name in (kind.models for kind in KINDS.values())} | {row[0]: line}
+        PAGE.write_text(renewed(page, {"kinds": lambda: "\n".join((table(COLUMNS, []), *filter(None, rows.values())))}))
+    else:
+        assert found[row[0]] == line, "the table of docs/models.md differs: --all --renew writes it anew"
+
+
+def table_of(page: str) -> list[str]:
+    return page.partition("<!-- kinds: begin -->")[2].partition("<!-- kinds: end -->")[0].strip().splitlines()[2:]

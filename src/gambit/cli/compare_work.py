@@ -141,7 +141,8 @@ def fitting_problems(solver: Solver, search: SearchConfig, items: Sequence[Item]
     if not items:
         return 1
     plan = solver.plan(request_of(items[0].question, search, None, None, None), LengthHistory(), 1)
-    room = num_fitting(solver.engine.info.kv_capacity_tokens, plan.settings.pool.warmup_tokens)
+    info = solver.engine.info
+    room = num_fitting(info.kv_capacity_tokens, info.weight(plan.settings.pool.warmup_tokens))
     return min(MOST_AT_ONCE, max(1, room // plan.settings.capacity))
 
 

@@ -29,16 +29,17 @@ def _facts(solver: Solver, model: str) -> Iterator[tuple[str, str]]:
     plan = solver.plan(request_of(question, None, None, None, None), LengthHistory(), 1)
     settings, info = plan.settings, solver.engine.info
     scorer = plan.header.environment["scorer"]
-    room = info.kv_capacity_tokens - len(plan.header.prompt_tokens)
+    room = info.kv_capacity_tokens - info.weight(len(plan.header.prompt_tokens))
     warmup, limit = settings.pool.warmup_tokens, settings.max_new_tokens
     yield "model", f"{model} on {info.name}, {info.device}, {info.dtype}, context of {info.context_tokens:,} tokens"
     yield "scorer", str(scorer)
     yield "trust", settings.pool.why
     yield "pool", str(settings.pool).partition(":")[0]
-    at_warmup, at_limit = num_fitting(room, warmup), num_fitting(room, limit)
+    at_warmup, at_limit = (num_fitting(room, info.weight(tokens)) for tokens in (warmup, limit))
     yield "fit", (f"{at_warmup:,} traces at the warm-up of {warmup:,} tokens, {at_limit:,} at the limit of {limit:,}; "
                   f"the pool has {settings.capacity}")  # fmt: skip
-    yield "memory", f"{info.kv_capacity_tokens:,} tokens of KV cache{_device_memory(info.device)}"
+    state = f"; the state of a trace weighs {info.state_tokens:,}" if info.state_tokens else ""
+    yield "memory", f"{info.kv_capacity_tokens:,} tokens of KV cache{_device_memory(info.device)}{state}"
     tried = SearchConfig(policy="sc", capacity=settings.capacity, max_new_tokens=min(TRIED_TOKENS, limit))
     result = solver.solve(question, tried)
     rate = result.tokens.generated / max(result.seconds.total, 1e-9)

@@ -57,10 +57,11 @@ def plan_line(started: ev.RunStarted) -> str | None:
         return None
     line = f"{started.num_traces:,} traces of at most {_number(started.settings, 'max_new_tokens'):,} tokens each"
     engine = started.environment.get("engine")
-    room = _number(engine, "kv_capacity_tokens") if isinstance(engine, dict) else None
+    engine = engine if isinstance(engine, dict) else {}
+    room, state = _number(engine, "kv_capacity_tokens"), _number(engine, "state_tokens") or 0
     length = _number(started.settings, "warmup_tokens")
     if room and length:
-        fitting = num_fitting(room - len(started.prompt_tokens), length)
+        fitting = num_fitting(room - state - len(started.prompt_tokens), length + state)
         line += f"; {fitting:,} fit into the KV cache at {length:,} tokens, the warm-up"
     return f"{line}; Ctrl-C ends the search with its vote so far"
 

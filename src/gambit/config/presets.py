@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -165,11 +165,13 @@ def resolve(
     trust: ScorerTrust | None = None,
     policy_options: BaseModel | None = None,
     room_tokens: int | None = None,
+    weight: Callable[[int], int] = int,
 ) -> tuple[SearchSettings, list[str]]:
     """Returns the settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
 
     `is_probability`: scores are chances; only those have a floor. `trust`: in the scorer; open settings of islands,
     swaps and warm-up follow from it. `room_tokens`: what the prompt leaves of the KV cache; None if it is not known.
+    `weight`: from the length of a trace to the tokens that it takes of this room.
     """
     preset = _preset_of(config, defaults)
     longest = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
@@ -179,7 +181,7 @@ def resolve(
     capacity, notes = resolved_capacity(config, defaults), list[str]()
     if room_tokens is not None:
         usual_warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
-        capacity, notes = _fitting_capacity(config, capacity, room_tokens, usual_warmup)
+        capacity, notes = _fitting_capacity(config, capacity, room_tokens, usual_warmup, weight)
     num_traces = _first(config.num_traces, capacity)
     pool, rule, doubt = _pool(
         config,
@@ -215,20 +217,20 @@ def resolve(
     return settings, [*notes, *_check(settings, config, context_left)]
 
 
-def num_fitting(room_tokens: int, warmup_tokens: int) -> int:
+def num_fitting(room_tokens: int, warmup_weight: int) -> int:
     """Returns how many traces the KV cache holds when each has written a warm-up, which is when branching begins."""
-    return room_tokens // max(1, warmup_tokens)
+    return room_tokens // max(1, warmup_weight)
 
 
 def _fitting_capacity(
-    config: SearchConfig, capacity: int, room_tokens: int, warmup_tokens: int
+    config: SearchConfig, capacity: int, room_tokens: int, warmup_tokens: int, weight: Callable[[int], int]
 ) -> tuple[int, list[str]]:
     """Lowers a capacity that nobody has set to what the KV cache holds, and notes it; the paper's pool stays."""
     if config.capacity is not None or config.preset is PresetSource.PAPER:
         return capacity, []
     islands = config.islands if isinstance(config.islands, int) else 1
     least = max(1, islands, config.swap_size or 1, config.first_traces or 1)
-    fitting = max(num_fitting(room_tokens, warmup_tokens), least)
+    fitting = max(num_fitting(room_tokens, weight(warmup_tokens)), least)
     if fitting >= capacity:
         return capacity, []
     note = (f"the pool has {fitting} places instead of {capacity}: so many traces fit into the KV cache when each has "

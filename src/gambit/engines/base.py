@@ -35,6 +35,11 @@ class EngineInfo:
     most_traces_option: str | None = None  # the engine option that raises it
     kv_asked_tokens: int | None = None  # as the user set it, before it is rounded down to whole blocks
     state_tokens: int = 0  # that weigh as much in the KV cache as the state of one trace's recurrent layers
+    token_weight: int = 1  # 0 if no layer keeps keys and values
+
+    def weight(self, num_tokens: int) -> int:
+        """Returns what a trace of so many tokens takes of the KV cache, in tokens."""
+        return num_tokens * self.token_weight + self.state_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +64,16 @@ def check_prompt(info: EngineInfo, num_tokens: int) -> None:
     if num_tokens >= info.context_tokens:
         raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
                         "shorten the problem")  # fmt: skip
-    states = 2 * info.state_tokens  # the prompt's, which each root copies, and that of one trace
-    if num_tokens + info.block_tokens + states > info.kv_capacity_tokens:
+    # The prompt's state is kept, and each root begins with a copy.
+    if info.weight(num_tokens) + info.weight(info.block_tokens) > info.kv_capacity_tokens:
         budget = f"{info.kv_capacity_tokens} tokens"
         if info.kv_asked_tokens not in (None, info.kv_capacity_tokens):
             capacity = f"which is {info.kv_capacity_tokens} in whole blocks of {info.block_tokens}"
             budget = f"{info.kv_asked_tokens} tokens, {capacity},"
-        least = (-(-num_tokens // info.block_tokens) + 1) * info.block_tokens + states
-        more = f", one block more and two states of {info.state_tokens} tokens" if states else " and one block more"
-        raise UserError(f"a KV budget of {budget} cannot hold a prompt of {num_tokens} tokens{more}: "
-                        f"raise --kv-budget-tokens to {least}")  # fmt: skip
+        least = info.weight(-(-num_tokens // info.block_tokens) * info.block_tokens) + info.weight(info.block_tokens)
+        states = f", two states that weigh {info.state_tokens} tokens each," if info.state_tokens else ""
+        raise UserError(f"a KV budget of {budget} cannot hold a prompt of {num_tokens} tokens{states} and one block "
+                        f"more: raise --kv-budget-tokens to {least}")  # fmt: skip
 
 
 class Engine(Protocol):

@@ -337,7 +337,8 @@ class SearchBuilder:
             is_probability=parts.judge.is_probability,
             trust=parts.judge.trust,
             policy_options=policy_options(config),
-            room_tokens=num_engines * (info.kv_capacity_tokens - num_prompt_tokens - num_prefix),
+            room_tokens=num_engines * (info.kv_capacity_tokens - info.weight(num_prompt_tokens + num_prefix)),
+            weight=info.weight,
         )
         if num_prefix >= settings.max_new_tokens:
             raise UserError(f"a prefix of {num_prefix} tokens leaves nothing of an answer of at most "

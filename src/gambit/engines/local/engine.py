@@ -102,6 +102,7 @@ class LocalEngine:
             versions={"torch": torch.__version__},
             kv_asked_tokens=kv_budget_tokens,
             state_tokens=model.cache_sizes.state_blocks(block_tokens) * block_tokens,
+            token_weight=min(model.cache_sizes.token_bytes, 1),
         )
 
     # -- searches and traces come and go -----------------------------------------------------------------------
