@@ -281,9 +281,9 @@ def test_two_hundred_clients_that_leave_at_random_leave_nothing_behind(served):
 
 
 def test_refusals_become_the_exceptions_of_the_client(served):
-    with pytest.raises(openai.BadRequestError, match="tools") as refused:
-        served.ask(tools=[{"type": "function", "function": {"name": "f"}}])
-    assert refused.value.param == "tools" and refused.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="logit_bias") as refused:
+        served.ask(logit_bias={"5": 1})
+    assert refused.value.param == "logit_bias" and refused.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="not a register puzzle"):
         served.ask("hello")
     with pytest.raises(openai.NotFoundError, match="pawn:sc") as missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -41,15 +41,10 @@ class CompletionFormat:
         answer = search.outcome()
         choices = []
         for index, choice in enumerate(answer.choices):
-            calls = {"tool_calls": [_call(call) for call in choice.calls]} if choice.calls else {}
-            content = None if choice.calls and not choice.content else choice.content
-            message = {
-                "role": "assistant",
-                "content": content,
-                "refusal": None,
-                **_reasoning(choice.reasoning),
-                **calls,
-            }
+            content = choice.content or (None if choice.calls else "")
+            message = {"role": "assistant", "content": content, "refusal": None, **_reasoning(choice.reasoning)}
+            if choice.calls:
+                message["tool_calls"] = [_call(call) for call in choice.calls]
             shown = {"message": message} if self.is_chat else {"text": choice.content}
             choices.append({"index": index, "finish_reason": _finish(choice), "logprobs": None, **shown})
         return {**self._envelope(search, self.kind), "choices": choices, "usage": _usage(answer),
@@ -82,7 +77,8 @@ class CompletionFormat:
             return [{"text": piece} for piece in pieces(choice.content)]
         thoughts = [_reasoning(piece) for piece in pieces(_won(choice))]
         words: list[Json] = [{"content": piece} for piece in pieces(choice.content)]
-        return thoughts + words + list(_call_deltas(choice.calls))
+        calls: list[Json] = [{"tool_calls": [{"index": at, **_call(call)}]} for at, call in enumerate(choice.calls)]
+        return thoughts + words + calls
 
     def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
         rest = {"index": index, "finish_reason": finish_reason, "logprobs": None}
@@ -96,18 +92,9 @@ def _finish(choice: AnswerChoice) -> str:
     return "length" if not choice.is_whole else "tool_calls" if choice.calls else "stop"
 
 
-def _call(call: MadeCall, arguments: str | None = None) -> Json:
-    """Returns a call as chat completions write it; `arguments`: instead of its own."""
-    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _call_deltas(calls: Sequence[MadeCall]) -> Iterator[Json]:
-    """Yields calls as clients put them together: the name first, and then the arguments, to be joined."""
-    for index, call in enumerate(calls):
-        yield {"tool_calls": [{"index": index, **_call(call, "")}]}
-        for piece in pieces(call.arguments):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+def _call(call: MadeCall) -> Json:
+    """Returns a call as chat completions write it; a stream has each in one piece."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _reasoning(text: str | None) -> Json:
@@ -218,8 +205,7 @@ def _message_events(search: ServedSearch, content: str) -> Iterator[tuple[str, J
 def _call_events(call: MadeCall) -> Iterator[tuple[str, Json]]:
     begun, ended = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
     yield "response.output_item.added", {"item": begun}
-    for piece in pieces(call.arguments):
-        yield "response.function_call_arguments.delta", {"item_id": begun["id"], "delta": piece}
+    yield "response.function_call_arguments.delta", {"item_id": begun["id"], "delta": call.arguments}
     done = {"item_id": begun["id"], "name": call.name, "arguments": call.arguments}
     yield "response.function_call_arguments.done", done
     yield "response.output_item.done", {"item": ended}
