@@ -18,7 +18,7 @@ from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import _bounds, made_with, write_report
 from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
 from gambit.bench.summary import BenchSummary, ProblemTable, summarise
-from gambit.bench.tables import Table, all_tables, cautions, findings
+from gambit.bench.tables import Table, all_tables, cautions, findings, headline
 from gambit.cli.progress import BenchScreen
 from gambit.errors import UserError
 from gambit.stats import Interval
@@ -360,6 +360,22 @@ def test_the_page_stands_alone_and_has_both_themes(run: Path) -> None:
     assert "&lt;m&gt;" in page and "<m>" not in page
     ids = re.findall(r'\bid="(p[0-9a-f]{8,})"', page)
     assert len(ids) == len(set(ids)), "two figures share a clip path"
+
+
+def test_the_page_begins_with_a_sentence_and_a_plot_and_folds_its_tables(run: Path) -> None:
+    report = write_report(run)
+    page = (run / "report.html").read_text()
+    sentence = "On b gambit answers 83.3 % (70.0 to 96.7) of 30 problems right and sc 33.3 % (16.7 to 50.0), more than"
+    assert report.headline.startswith(sentence) and f"**{sentence}" in report.to_markdown()
+    assert page.index(sentence) < page.index('class="dots"') < page.index("<details>") < page.index("<table>")
+    assert page.count("<details>") == page.count("</table>") + 1, "all tables, and the figures"
+    assert " open=" not in page
+
+
+def test_the_sentence_claims_no_more_than_is_shown() -> None:
+    assert headline(summary_of(two(30, (10, 12)), "sc", "gambit")).endswith("which chance may explain.")
+    assert "no method is right more often than sc" in headline(summary_of(two(30, (12, 10)), "sc", "gambit"))
+    assert headline(summary_of([each for each in two(30, (12, 10)) if each.variant == "sc"], "sc")) == ""
 
 
 def test_figures_and_words_are_written_in_every_form(run: Path) -> None:

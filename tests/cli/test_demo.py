@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from gambit.cli.app import app
 from gambit.cli.demo import unseen_problem
 from gambit.cli.results import share_bar
-from gambit.cli.serve_work import EXAMPLE_PUZZLE, greeting_of
+from gambit.cli.serve_work import greeting_of
 from gambit.pawn.puzzles import Split, parse_puzzle
-from gambit.serve.settings import ApiKey, ServeSettings
+from gambit.serve.settings import EXAMPLE_PUZZLE, ApiKey, ServeSettings
 
 
 @pytest.mark.system

@@ -13,11 +13,11 @@ from scripts.pictures import PICTURES, as_file
 from scripts.shown_output import printed, shown
 
 from gambit.cli.app import COMMANDS
-from gambit.cli.serve_work import EXAMPLE_PUZZLE
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.results.dots import Dot, dot_plot
+from gambit.serve.settings import EXAMPLE_PUZZLE
 from support import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support import ROOT
 from support.notebooks import run_cells
@@ -16,6 +17,8 @@ from support.serving import serving
 pytestmark = pytest.mark.system
 EXAMPLES = ROOT / "examples"
 NOTEBOOK = EXAMPLES / "01_quickstart.ipynb"
+REPORT = EXAMPLES / "07_report.html"
+RECIPE = EXAMPLES / "07_compare_methods.yaml"
 PUZZLES = str(EXAMPLES / "puzzles.jsonl")
 ENVIRONMENT = {
     **os.environ,
@@ -106,6 +109,20 @@ def test_the_trained_scorer_helps(tmp_path):
     shown = json.loads(run(tmp_path, "gambit", "scorer", "show", str(checkpoint), "--json"))
     assert shown["trust"]["auc"]["0.5"] > 0.7
     assert out.splitlines()[-1] == f"--scorer {checkpoint.relative_to(tmp_path)}: 25"
+
+
+def test_the_report_is_that_of_the_recipe(tmp_path):
+    recipe = yaml.safe_load(RECIPE.read_text())
+    out = run(tmp_path, "gambit", "bench", "--recipe", str(RECIPE), "--engine", "local", "--dry-run")
+    report = REPORT.read_text()
+    assert all(method in out and method in report for method in recipe["policies"])
+    assert f"{recipe['limit']} problems" in report
+
+
+@pytest.mark.weekly
+def test_the_recipe_runs(tmp_path):
+    run(tmp_path, "gambit", "bench", "--recipe", str(RECIPE), "--limit", "3", "--out", "compared")
+    assert (tmp_path / "compared" / "report.html").exists()
 
 
 def test_a_batch_goes_on_where_it_was_stopped(tmp_path):

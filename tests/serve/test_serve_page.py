@@ -5,6 +5,7 @@ import time
 import pytest
 
 from gambit.config.options import SearchConfig
+from gambit.serve.settings import EXAMPLE_PUZZLE
 from support.browser import NAMES, Browser, find_browser
 from support.serving import CHAIN, EASY, KEY, OTHER_KEY, serving
 
@@ -83,6 +84,34 @@ def test_a_search_that_is_asked_for_grows_and_ends(page, served, gate):
     page.wait_for("document.querySelector('#trace .text')?.innerText.includes('17 + 61 = 78')")
     ink = "[...document.querySelector('#tree-base').getContext('2d').getImageData(0, 0, 600, 300).data].some(Boolean)"
     assert page.run(ink), "the tree is drawn"
+
+
+def test_it_begins_with_an_example_and_follows_the_newest_search_until_one_is_chosen(page, served):
+    log_in(page)
+    assert page.run("document.querySelector('#question').value") == EXAMPLE_PUZZLE
+    page.run("document.querySelector('#ask-button').click()")
+    page.wait_for("document.querySelector('#run .answer')?.innerText === '47'")
+    served.ask(EASY)
+    page.wait_for("document.querySelector('#run .answer')?.innerText === '78'")
+    page.run("document.querySelectorAll('#searches button')[1].click()")
+    page.wait_for("document.querySelector('#run .answer')?.innerText === '47'")
+    assert not page.run("document.querySelector('#follow').checked")
+    served.ask(EASY)
+    page.wait_for("document.querySelectorAll('#searches button').length >= 3")
+    assert page.text("#run .answer") == "47"
+    page.run("document.querySelector('#follow').click()")
+    page.wait_for("document.querySelector('#run .answer')?.innerText === '78'")
+
+
+def test_a_phone_shows_the_tree_above_the_list(page, served):
+    page.resize(400, 800)
+    log_in(page)
+    served.ask(EASY)
+    page.wait_for("document.querySelector('#run .answer') !== null")
+    tops = [
+        page.run(f"document.querySelector('{each}').getBoundingClientRect().top") for each in ("#ask", "#tree", "#list")
+    ]
+    assert tops == sorted(tops) and tops[1] < 400
 
 
 def test_another_search_and_a_refused_question(page, served):

@@ -18,7 +18,7 @@ from gambit.bench.folder import BenchPlan, read_environments, read_plan
 from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
-from gambit.bench.tables import Table, all_tables, cautions, findings
+from gambit.bench.tables import Table, all_tables, cautions, findings, headline
 from gambit.errors import GambitError, UserError, install_line
 from gambit.results.dots import Dot, dot_plot
 from gambit.results.html import Markup, joined, page, tag
@@ -48,7 +48,10 @@ th { font-weight: 600; } .number { text-align: right; font-variant-numeric: tabu
 figure { margin: 1.2rem 0; } figure svg { width: 100%; height: auto; max-width: 560px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .87rem; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; } a { color: inherit; }
-details summary { cursor: pointer; }
+details { border-top: 1px solid var(--rule); padding: .35rem 0; } summary { cursor: pointer; }
+summary h2 { display: inline; font-size: 1rem; } details[open] summary { margin-bottom: .6rem; }
+p.headline { font-size: 1.15rem; margin: .2rem 0 .5rem; } main { display: block; }
+@media (max-width: 600px) { body { padding: 1rem 1rem 3rem; } h1 { font-size: 1.35rem; } }
 """
 
 
@@ -63,6 +66,7 @@ class Report:
     tables: Sequence[Table]
     environment: Mapping[str, str]
     figures: Mapping[str, object]  # of the JSON file
+    headline: str = ""
     plots: Sequence[Markup] = ()  # of the page alone
     pictures: Sequence[Picture] = ()
     links: Sequence[tuple[str, str]] = ()  # target, text
@@ -87,7 +91,7 @@ class Report:
         return json.dumps(self.figures, indent=2, ensure_ascii=False)
 
     def to_markdown(self) -> str:
-        parts = [f"# {self.title}", self.lead]
+        parts = [f"# {self.title}", *([f"**{self.headline}**"] if self.headline else []), self.lead]
         parts += [f"> {caution}" for caution in self.cautions]
         parts += [self.tables[0].to_markdown()]
         if self.findings:
@@ -98,18 +102,19 @@ class Report:
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
     def _elements(self) -> Iterator[Markup]:
-        """Yields the page: the first table and the claims come first, since readers come for these."""
+        """Yields the page: a sentence, a plot and the claims come first, since readers come for these."""
         yield tag("h1", self.title)
+        if self.headline:
+            yield tag("p", self.headline, class_="headline")
         yield tag("p", self.lead, class_="lead")
-        yield _bullets(self.cautions, "caution")
         yield from (tag("figure", plot) for plot in self.plots)
-        yield self.tables[0].to_html()
+        yield _bullets(self.cautions, "caution")
         if self.findings:
             yield joined([tag("h2", "What is shown and what is not"), _bullets(self.findings)])
+        yield from (table.to_html(is_open=number == 0 and not self.plots) for number, table in enumerate(self.tables))
         if self.pictures:
-            yield tag("h2", "Figures")
-        yield from (tag("figure", picture.svg, tag("figcaption", picture.caption)) for picture in self.pictures)
-        yield from (table.to_html() for table in self.tables[1:])
+            figures = (tag("figure", picture.svg, tag("figcaption", picture.caption)) for picture in self.pictures)
+            yield tag("details", tag("summary", tag("h2", "Figures")), *figures)
         if self.links:
             links = [tag("a", text, href=target) for target, text in self.links]
             yield joined([tag("h2", "Trees of single searches"), _bullets(links)])
@@ -134,6 +139,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
     environment = _environment(folder, plan)
     report = Report(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
+        headline=headline(summary),
         lead=_lead(plan, rows, summary),
         cautions=cautions(summary),
         findings=findings(summary),

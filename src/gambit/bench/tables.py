@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
-from gambit.results.html import Markup, joined, table, tag
+from gambit.results.html import Markup, table, tag
 from gambit.stats import FEWEST_PROBLEMS, Interval, supports_claim
 
 MINUS = "−"
@@ -31,9 +32,12 @@ class Table:
         text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"## {self.title}\n\n{text}\n\n{self.note}\n"
 
-    def to_html(self) -> Markup:
-        scrolled = tag("div", table(self.columns, self.rows, self.num_names), class_="scroll")
-        return joined([tag("h2", self.title), scrolled, tag("p", self.note, class_="note")])
+    def to_html(self, *, is_open: bool = False) -> Markup:
+        """Returns a folded table; a narrow screen scrolls it alone, also by keys."""
+        scrolled = tag("div", table(self.columns, self.rows, self.num_names), class_="scroll", tabindex=0,
+                       role="region", aria_label=self.title)  # fmt: skip
+        title, note = tag("summary", tag("h2", self.title)), tag("p", self.note, class_="note")
+        return tag("details", title, scrolled, note, open="" if is_open else None)
 
     def to_csv(self) -> str:
         text = StringIO()
@@ -287,6 +291,31 @@ def _comparisons(summary: BenchSummary) -> Table:
 
 
 # -- claims ----------------------------------------------------------------------------------------------------
+
+
+def headline(summary: BenchSummary) -> str:
+    """Returns the result in a sentence per benchmark: the best method, the baseline, and whether chance may be all."""
+    return " ".join(filter(None, (_headline_of(name, summary) for name in summary.benchmarks)))
+
+
+def _headline_of(benchmark: str, summary: BenchSummary) -> str:
+    cells = {cell.variant: cell for cell in summary.cells if cell.benchmark == benchmark}
+    base = cells.get(summary.baseline)
+    if base is None or len(cells) < 2:
+        return ""
+    best = max(cells.values(), key=lambda cell: cell.accuracy.value)
+    if best.accuracy.value == base.accuracy.value:
+        return f"On {benchmark} no method is right more often than {base.variant}, {_per_cent(base.accuracy)}."
+    pair = {best.variant, base.variant}
+    is_shown = any(c.is_shown for c in summary.comparisons if c.benchmark == benchmark and {c.first, c.second} == pair)
+    words = "more than chance explains" if is_shown else "which chance may explain"
+    return (f"On {benchmark} {best.variant} answers {_per_cent(best.accuracy)} of {best.num_problems:,} problems right "
+            f"and {base.variant} {_per_cent(base.accuracy)}, {words}.")  # fmt: skip
+
+
+def _per_cent(x: Interval) -> str:
+    ends = "" if math.isnan(x.low) else f" ({100 * x.low:.1f} to {100 * x.high:.1f})"
+    return f"{100 * x.value:.1f} %{ends}"
 
 
 def findings(summary: BenchSummary) -> list[str]:

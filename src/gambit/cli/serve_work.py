@@ -22,12 +22,11 @@ from gambit.cluster.serving import AnySolver, ReplicaSolver
 from gambit.config.options import EngineConfig
 from gambit.engines.base import check_engine
 from gambit.errors import UserError
-from gambit.models.files import BUNDLED, usual_effort
+from gambit.models.files import usual_effort
 from gambit.serve import server
-from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, read_keys
+from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, example_question, read_keys
 from gambit.storage.run_folder import check_writable
 
-EXAMPLE_PUZZLE = "a = 23; b = 45; c = a * b; d = c - a; e = d * b; e?"
 KEY_VARIABLES = ("GAMBIT_API_KEY", "VLLM_API_KEY")  # the first that is set counts
 
 
@@ -67,8 +66,7 @@ def serve(model_tag: str | None, options: ServeOptions, flags: Mapping[str, str 
 def greeting_of(settings: ServeSettings, address: str) -> str:
     """Returns the addresses of the API and of the page, and a line that tries the API."""
     name = settings.served_names[0]
-    question = EXAMPLE_PUZZLE if name == BUNDLED else "What is 17 * 23?"
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": question}]})
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": example_question(name)}]})
     key = '-H "Authorization: Bearer $KEY" ' if settings.keys else ""
     return (
         f"{', '.join(settings.served_names)} at {address}/v1\n"

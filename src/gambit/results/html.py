@@ -66,7 +66,7 @@ def page(title: str, style: str, body: Iterable[str]) -> str:
     """Returns a whole page without external files."""
     meta = Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width">')
     head = tag("head", meta, tag("style", Markup(style)), tag("title", title))
-    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head, tag('body', tag('main', *body)), lang='en')}\n"
 
 
 # -- a result --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from gambit.serve.http import KEEP_ALIVE, ApiError, bad_request, event, event_st
 from gambit.serve.queue import SearchDesk
 from gambit.serve.requests import ChatFields, RequestReader
 from gambit.serve.search import SearchStatus, ServedSearch, heard_within
-from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
+from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, example_question, key_of
 from gambit.tree import TraceState
 from gambit.view import data
 from gambit.view.history import History
@@ -103,6 +103,7 @@ class LivePage:
         models = "".join(f"<option>{html.escape(model)}</option>" for model in self.reader.ids)
         script = "\n".join([*map(asset, SCRIPTS), _own_asset("live.js")])
         return _page("live.html", {
+            "EXAMPLE": html.escape(example_question(self.reader.names[0])),
             "TITLE": html.escape(f"{self.reader.names[0]} · Gambit"), "MODELS": models, "SCRIPT": script,
             "STAGE": asset("stage.html"), "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
         })  # fmt: skip

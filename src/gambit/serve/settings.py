@@ -15,7 +15,9 @@ from gambit.config.effort import Effort
 from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
 from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
+from gambit.models.files import BUNDLED
 
+EXAMPLE_PUZZLE = "a = 23; b = 45; c = a * b; d = c - a; e = d * b; e?"  # for the bundled model
 MIB = 1 << 20
 MOST_KEY_LENGTH = 512
 Count = Annotated[int, Field(ge=1)]
@@ -38,6 +40,11 @@ class ApiKey(CheckedModel):
     budget_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)] | None = None  # of one search
     budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = None  # of one search
     max_effort: Effort | None = None  # the highest; its limit on traces holds for explicit sizes too
+
+
+def example_question(model: str) -> str:
+    """Returns a question to begin with."""
+    return EXAMPLE_PUZZLE if model == BUNDLED else "What is 17 * 23?"
 
 
 NOBODY = ApiKey.model_construct(name="nobody", digest=b"")  # stands for clients where no key is needed

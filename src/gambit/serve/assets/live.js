@@ -10,7 +10,7 @@ function row(search) {
   if (search.status === "running") state.push(el("progress", { max: search.num_traces, value: search.num_completed }));
   if (search.status === "completed") state.splice(0, 1, el("b", {}, search.answer ?? "no answer"), ` ${search.num_completed} traces`);
   return el("li", {}, el("button", { "data-search": search.id, "aria-current": String(search.id === watching.id),
-    onclick: () => watch(search.id) },
+    onclick: () => choose(search.id) },
   el("span", { class: "asked" }, search.question), el("span", { class: `state ${search.status}` }, ...state,
     el("span", { class: "quiet" }, search.policy))));
 }
@@ -20,7 +20,13 @@ function showList(searches) {
   byId("searches").replaceChildren(...searches.map(row));
   byId("no-searches").hidden = searches.length > 0;
   if (focused) document.querySelector(`[data-search="${focused}"]`)?.focus();
-  if (watching.id === null && searches.length > 0 && !location.hash.startsWith("#search-")) watch(searches[0].id);
+  if (byId("follow").checked && searches.length > 0) watch(searches[0].id);
+}
+
+// A search that was chosen stays until another one is.
+function choose(id) {
+  byId("follow").checked = false;
+  watch(id);
 }
 
 function listen(source, name, take) {
@@ -33,7 +39,7 @@ function watch(id) {
   if (watching.id === id) return;
   watching.source?.close();
   Object.assign(watching, { id, isNew: true });
-  history.replaceState(null, "", `#${id}`);
+  history.replaceState(null, "", byId("follow").checked ? location.pathname : `#${id}`);
   for (const button of document.querySelectorAll("[data-search]")) {
     button.setAttribute("aria-current", String(button.dataset.search === id));
   }
@@ -153,4 +159,8 @@ listen(searches, "searches", showList);
 // Browsers keep a page that was left for their back button, and have six connections for one server.
 window.addEventListener("pagehide", () => { searches.close(); watching.source?.close(); });
 window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
-if (location.hash.startsWith("#search-")) watch(location.hash.slice(1));
+byId("follow").addEventListener("change", () => {
+  const newest = byId("searches").querySelector("button")?.dataset.search;
+  if (byId("follow").checked && newest) watch(newest);
+});
+if (location.hash.startsWith("#search-")) choose(location.hash.slice(1));
