@@ -194,7 +194,7 @@ class Trainer:
                 yield made.pinned() if self.device.type == "cuda" else made
 
     def step(self, made: Any) -> None:
-        from gambit.training.objectives import chance_loss, ranking_loss
+        from gambit.training.networks import chance_loss, ranking_loss
 
         batch = made.batch(self.verifier)
         (ranking_loss(batch) + 0.5 * chance_loss(batch)).backward()

@@ -22,13 +22,12 @@ from gambit.policies.base import (
 )
 from gambit.policies.baselines import StepPruning
 from gambit.policies.deepconf import DeepConf, DeepConfOptions, DeepConfState
-from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, redundancy
+from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, ThoughtReader, redundancy
 from gambit.results.vote import VoteKind, ballots_of, count_votes
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import TENSORS, MlpScorer
-from gambit.search.thoughts import ThoughtReader
 from gambit.text.boundary import boundary_rule
-from gambit.training.objectives import Batch, bce, recipe_for
+from gambit.training.networks import Batch, bce, recipe_for
 from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
 from support import GOLDEN

@@ -14,9 +14,17 @@ from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.policies import slim_sc
 from gambit.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
-from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
+from gambit.policies.slim_sc import (
+    MARKERS,
+    SlimSc,
+    SlimScOptions,
+    SlimScState,
+    ThoughtReader,
+    marker_lengths,
+    nearest,
+    redundancy,
+)
 from gambit.search.choice import check_search
-from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
 from gambit.solver import Solver
 from gambit.tree import TraceState
 from gambit.types import OnPressure, PressureAction, ThoughtScore

@@ -16,7 +16,7 @@ from gambit.answers import AnswerKind
 from gambit.config.options import SearchConfig
 from gambit.policies.base import Force
 from gambit.results.record import fold, replay_log
-from gambit.search.forcing import LOOP_REPEATS, LOOP_TOKENS, LOOP_WINDOW, loop_period
+from gambit.search.limits import LOOP_REPEATS, LOOP_TOKENS, LOOP_WINDOW, loop_period
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.text.prompts import ends_of

@@ -19,8 +19,7 @@ from gambit.config.trust import THOUGHTS, Doubt
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy, options_model
 from gambit.search.scores import VerifierUse
-from gambit.verifiers.base import Question, ThoughtReading
-from gambit.verifiers.thread import VerifierThread
+from gambit.verifiers.base import Question, ThoughtReading, VerifierThread
 from support import GOLDEN
 from support.scripted import DyingVerifier, FunctionVerifier, ScriptedEngine
 from support.searching import POLICY_OPTIONS, fallback, make_search, make_settings, run_searches

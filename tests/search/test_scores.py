@@ -23,8 +23,7 @@ from gambit.types import (
     TraceEnd,
     TraceKey,
 )
-from gambit.verifiers.base import Question
-from gambit.verifiers.thread import VerifierThread
+from gambit.verifiers.base import Question, VerifierThread
 from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, PuppetEngine, admit
 from support.searching import absorb, make_search, make_settings, run_one, run_searches
 

@@ -17,14 +17,16 @@ from gambit.errors import GambitWarning, StorageError, UserError
 from gambit.storage.files import (
     append_synced,
     drop_torn_line,
+    file_hash,
+    files_hash,
     opened_to_append,
+    package_version,
     read_object,
     read_record,
     whole_lines,
     write_whole,
 )
 from gambit.storage.folders import LOCK_FILE, cache_folder, locked
-from gambit.storage.identity import file_hash, files_hash, package_version
 from gambit.storage.run_folder import check_writable, find_logs
 from support.tables import table
 
@@ -160,7 +162,7 @@ def test_a_large_file_is_sampled_and_a_small_one_hashed_whole(tmp_path: Path, mo
     path.write_bytes(bytes(range(256)) * 40)
     whole = file_hash(path)
     assert len(whole) == 64
-    monkeypatch.setattr("gambit.storage.identity.WHOLE_FILE_BYTES", 100)
+    monkeypatch.setattr("gambit.storage.files.WHOLE_FILE_BYTES", 100)
     sampled = file_hash(path)
     assert sampled.startswith("sampled:")
     path.write_bytes(bytes(range(256)) * 39 + bytes(256))

@@ -31,8 +31,21 @@ from gambit.training.evaluate import (
     write_figures,
 )
 from gambit.training.fit import STRENGTHS, Fitted, Moments, _folds, calibrated, fit, parts_of, scaling_of
-from gambit.training.networks import MlpNetwork, Scaling, as_scorer, build_network, straight_network
-from gambit.training.objectives import Batch, Unit, bce, last_thought_bce, pairwise, prefix, recipe_for, terms_of
+from gambit.training.networks import (
+    Batch,
+    MlpNetwork,
+    Scaling,
+    Unit,
+    as_scorer,
+    bce,
+    build_network,
+    last_thought_bce,
+    pairwise,
+    prefix,
+    recipe_for,
+    straight_network,
+    terms_of,
+)
 from gambit.training.plot import draw, draw_figure
 from gambit.training.ranking import (
     QUARTERS,

@@ -17,7 +17,7 @@ from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.solver import Solver
 from gambit.training.dataset import Division, Part
-from gambit.training.objectives import ranking_loss
+from gambit.training.networks import ranking_loss
 from gambit.training.verifier import kernels
 from gambit.training.verifier.batches import (
     PackedRow,

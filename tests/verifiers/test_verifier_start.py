@@ -7,9 +7,8 @@ import pytest
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError
 from gambit.solver import Solver, builder
-from gambit.verifiers import start
-from gambit.verifiers.names import parse_verifier
-from gambit.verifiers.start import prepare_verifier
+from gambit.verifiers import names
+from gambit.verifiers.names import parse_verifier, prepare_verifier
 from support.scripted import FunctionVerifier
 from support.verifiers import own
 
@@ -74,7 +73,7 @@ def test_where_it_fails_the_engine_is_closed_again(monkeypatch):
     ],
 )
 def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, beside):
-    monkeypatch.setattr(start, "find_spec", lambda name: name)
+    monkeypatch.setattr(names, "find_spec", lambda name: name)
     monkeypatch.setattr("gambit.verifiers.vllm.find_spec", lambda name: name)
     name = parse_verifier(f"verifier:{own(tmp_path).folder}")
     assert prepare_verifier(name, EngineConfig(device="cuda", **options))[1] is beside

@@ -21,8 +21,15 @@ from gambit.errors import UserError
 from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.choice import scorer_file
-from gambit.storage.files import append_synced, object_in, opened_to_append, whole_lines, write_whole
-from gambit.storage.identity import file_hash, package_version
+from gambit.storage.files import (
+    append_synced,
+    file_hash,
+    object_in,
+    opened_to_append,
+    package_version,
+    whole_lines,
+    write_whole,
+)
 from gambit.verifiers.lora_folder import identity as adapter_identity
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, parse_scorer

@@ -18,8 +18,7 @@ from gambit.config import registry
 from gambit.config.effort import Effort
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
 from gambit.errors import GambitWarning, UserError, first_line
-from gambit.storage.files import read_object
-from gambit.storage.identity import files_hash
+from gambit.storage.files import files_hash, read_object
 from gambit.text.boundary import THINK_END
 from gambit.types import NamedModel
 

@@ -27,8 +27,7 @@ from gambit.policies.base import (
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.results.vote import NO_VOTE
-from gambit.search.forcing import LOOP_INTERVAL, Forcer
-from gambit.search.limits import SearchLimits, VoteWatch
+from gambit.search.limits import LOOP_INTERVAL, Forcer, SearchLimits, VoteWatch
 from gambit.search.pool import Callbacks, TracePool
 from gambit.search.scores import VerifierUse
 from gambit.tree import LIVE, TraceState, TraceTree

@@ -26,10 +26,9 @@ from gambit.policies.base import (
 )
 from gambit.policies.doubt import FirstScores
 from gambit.policies.islands import Islands
-from gambit.policies.slim_sc import Embed
+from gambit.policies.slim_sc import Decode, Embed, ThoughtReader
 from gambit.results.record import SearchRecord
 from gambit.search.scores import Scores, VerifierScores, VerifierUse
-from gambit.search.thoughts import Decode, ThoughtReader
 from gambit.tree import LIVE, Trace, TraceState, TraceTree
 from gambit.types import (
     EndReason,

@@ -17,8 +17,7 @@ from gambit.engines.base import Engine
 from gambit.errors import EngineError
 from gambit.tree import Trace, TraceState, TraceTree
 from gambit.types import EndReason, RunningScore, SearchStep, ThoughtScore, TraceEnd, TraceKey
-from gambit.verifiers.base import Question, ReadingKey, ThoughtReading
-from gambit.verifiers.thread import TimedScore, VerifierThread
+from gambit.verifiers.base import Question, ReadingKey, ThoughtReading, TimedScore, VerifierThread
 
 
 class Scores:

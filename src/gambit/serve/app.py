@@ -29,7 +29,7 @@ from gambit.serve.queue import SearchDesk
 from gambit.serve.requests import RequestReader, ResponseFields
 from gambit.serve.search import ServedSearch
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, is_loopback, key_of
-from gambit.storage.identity import package_version
+from gambit.storage.files import package_version
 
 OPEN_PATHS = ("/health", "/ping")
 PAGE_PATHS = ("/", "/login", "/logout")  # these and all under /page/ need a session

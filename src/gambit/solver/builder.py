@@ -37,17 +37,14 @@ from gambit.search.loop import Search
 from gambit.search.parts import RunningPart
 from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
-from gambit.storage.files import check_text
-from gambit.storage.identity import package_version
+from gambit.storage.files import check_text, package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.boundary import BoundaryRule, boundary_rule, check_boundary_rule, continued
 from gambit.text.prompts import encode_problem, ends_of, rule_for, stop_ids
 from gambit.tree import TraceState
 from gambit.types import Aggregation, ChatMessage, Forcing, Problem
-from gambit.verifiers.base import Question, Verifier, VerifierInfo
-from gambit.verifiers.names import VerifierName, parse_scorer
-from gambit.verifiers.start import beside_verifier, prepare_verifier
-from gambit.verifiers.thread import VerifierThread
+from gambit.verifiers.base import Question, Verifier, VerifierInfo, VerifierThread
+from gambit.verifiers.names import VerifierName, beside_verifier, parse_scorer, prepare_verifier
 
 
 class SolverParts:

@@ -15,8 +15,16 @@ from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division, Part, in_groups
-from gambit.training.networks import Scaling, as_scorer, build_network, straight_network
-from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
+from gambit.training.networks import (
+    AGGREGATIONS,
+    Batch,
+    FitRecipe,
+    Scaling,
+    Unit,
+    as_scorer,
+    build_network,
+    straight_network,
+)
 from gambit.training.ranking import QUARTERS, clearly_better, last_thoughts, mean_auc, pairs_in, scores_after
 from gambit.training.scoring import SCORING_THOUGHTS, Thoughts, calibrating_line, network_scores
 from gambit.types import Aggregation

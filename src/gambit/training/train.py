@@ -17,8 +17,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import OUTCOMES, Dataset, Division, Part, load_dataset, read_labels, with_labels
 from gambit.training.evaluate import evaluate, trust_of
 from gambit.training.fit import Fitted, Say, fit, fit_ridge
-from gambit.training.networks import ARCHITECTURES, BLEND
-from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
+from gambit.training.networks import AGGREGATIONS, ARCHITECTURES, BLEND, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.storage import read_header
 from gambit.types import StatePosition
 

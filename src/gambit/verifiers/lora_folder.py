@@ -12,8 +12,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.scorers.base import MadeFor
 from gambit.stats import Floats, all_sigmoids
-from gambit.storage.files import read_record, write_whole
-from gambit.storage.identity import files_hash
+from gambit.storage.files import files_hash, read_record, write_whole
 from gambit.types import Aggregation
 
 if TYPE_CHECKING:

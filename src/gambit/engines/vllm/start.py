@@ -23,8 +23,8 @@ from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
 from gambit.errors import EngineError, GambitWarning, UserError, first_line, install_line
 from gambit.models.files import SCORER_FILE, adapter_rank
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
+from gambit.storage.files import package_version
 from gambit.storage.folders import cache_folder
-from gambit.storage.identity import package_version
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
