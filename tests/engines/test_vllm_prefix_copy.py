@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gambit.errors import EngineError
-from gambit.types import TraceKey
+from gambit.types import OnPressure, PressureAction, TraceKey
 from support.engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
 
 pytestmark = [
@@ -89,6 +89,20 @@ def test_a_branch_of_one_that_has_only_just_come_waits_for_nothing(engine, monke
     said = tokens_of(finish(engine))
     assert said[0] == said[1]
     assert not any(copies for _, copies in plans)
+
+
+def test_a_branch_that_copied_its_prefix_comes_back_from_the_queue():
+    """vLLM waits for all tokens in flight of an evicted request: none may be counted that was never computed."""
+    engine = start_own_vllm(kv_budget_tokens=448, async_scheduling=True)
+    queue = OnPressure(PressureAction.QUEUE)
+    open_search(engine, stops=())
+    engine.submit([spec(i, sampling=GREEDY, tokens=110, on_pressure=queue) for i in range(6)])
+    run(engine, 40)
+    engine.submit([spec(6, sampling=GREEDY, tokens=110, on_pressure=queue, inherited=39, parent=TraceKey(1, 0))])
+    steps = finish(engine, most=3000)
+    engine.close()
+    assert 6 in {lost.trace for step in steps for lost in step.evicted}
+    assert len(set(tokens_of(steps).values())) == 1 and len(tokens_of(steps)) == 7
 
 
 def test_without_short_cuts_nothing_is_copied(monkeypatch):

@@ -108,14 +108,16 @@ def _shared_vllm(scorer, kv_budget_tokens: int | None, options: tuple[tuple[str,
     return SharedEngine(start_own_vllm(scorer, kv_budget_tokens=kv_budget_tokens, **dict(options)))
 
 
-def start_own_vllm(scorer=None, *, kv_budget_tokens=None, model=None, adapters=None, **options: object) -> Engine:
+def start_own_vllm(
+    scorer=None, *, kv_budget_tokens=None, model=None, adapters=None, dtype="auto", **options: object
+) -> Engine:
     """In this process and synchronous unless told otherwise."""
     from gambit.engines.vllm.start import start_vllm as start
 
     model = str(model or _tiny_folder())
     fast = {"kv_cache_memory_bytes": 64 << 20, "own_process": False, "self_check": False}
     config = EngineConfig(
-        model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, adapters=adapters or {},
+        model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, adapters=adapters or {}, dtype=dtype,
         engine_options={**fast, **options},
     )  # fmt: skip
     return start(config, model, scorer or ProjectionScorer())

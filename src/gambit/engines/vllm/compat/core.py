@@ -197,9 +197,11 @@ def make_config(options: Mapping[str, Any]) -> Any:
     # Newer versions keep blocks of sliding windows and states at ends of prompts alone. Branches are anywhere.
     if hasattr(config.cache_config, "prefix_cache_retention_interval") and _RETENTION not in options:
         config.cache_config.prefix_cache_retention_interval = None
-    if (budget := config.additional_config.kv_budget_tokens) is not None:
+    budget, model = config.additional_config.kv_budget_tokens, config.model_config
+    if budget is not None and not model.is_hybrid and model.get_sliding_window() is None:
         # vLLM refuses to start with a cache below one whole context; the scheduler holds back what is over the budget.
-        tokens = max(budget, config.model_config.max_model_len)
+        # With layers of several kinds that is a multiple which only vLLM knows, and the cache is as large as without.
+        tokens = max(budget, model.max_model_len)
         config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
     return config
 

@@ -267,7 +267,8 @@ class FastDecode:
 
         vLLM shares full blocks only: a branch would compute up to a block of tokens once more. A step in which some
         request computes several tokens is slower for all: vLLM's CUDA graph of a whole step is for one token each.
-        vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
+        By vLLM's own records a branch has computed its prefix in this step, as it would have. Only the tokens in flight
+        are fewer: one that is evicted waits for their return.
         """
         if getattr(output, "new_block_ids_to_zero", None):  # vLLM wipes these after the copies
             return []
@@ -296,4 +297,6 @@ class FastDecode:
             new.num_computed_tokens = last
             output.num_scheduled_tokens[new.req_id] = 1
             output.total_num_scheduled_tokens -= count - 1
+            if self._counts_in_flight:
+                child.num_in_flight_tokens -= count - 1
         return copies

@@ -94,8 +94,8 @@ TOUCHED = (
     Touched("vllm.config.device", "DeviceConfig", read="device_type"),
     Touched("vllm.config.scheduler", "SchedulerConfig", read="max_num_seqs", set="async_scheduling"),
     Touched(
-        "vllm.config.model", "ModelConfig", called="get_hidden_size get_vocab_size",
-        read="architecture dtype enforce_eager hf_text_config max_model_len",
+        "vllm.config.model", "ModelConfig", called="get_hidden_size get_sliding_window get_vocab_size",
+        read="architecture dtype enforce_eager hf_text_config is_hybrid max_model_len",
     ),
     Touched("vllm.config.compilation", "CUDAGraphMode", is_imported=True, read="FULL"),
     Touched("vllm.config.compilation", "CompilationConfig", read="static_forward_context"),
