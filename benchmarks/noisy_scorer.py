@@ -15,8 +15,7 @@ import torch
 from gambit.scorers.mlp import MlpScorer
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset
-from gambit.training.ranking import pairs, trace_scores
-from gambit.training.scoring import thought_scores
+from gambit.training.scoring import pairs, thought_scores, trace_scores
 
 DIRECTIONS = 16
 KNOTS = 24  # of each wave

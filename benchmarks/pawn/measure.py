@@ -12,8 +12,7 @@ from benchmarks.pawn.judge import Judgement
 from gambit.pawn.puzzles import Level, parse_puzzle
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
-from gambit.training.ranking import trace_scores
-from gambit.training.scoring import thought_scores
+from gambit.training.scoring import thought_scores, trace_scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from gambit.storage.folders import locked
 from gambit.training.collect import CollectPlan, LocalEngines, collect
 from gambit.training.dataset import Dataset, Division, load_dataset
 from gambit.training.evaluate import Rated, ScorerReport, compare, evaluate, rated_by, write_figures
-from gambit.training.fit import Fitted, fit
 from gambit.training.networks import recipe_for
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
-from gambit.training.train import TrainPlan, info_for, train
+from gambit.training.train import Fitted, TrainPlan, fit, info_for, train
 from gambit.types import StatePosition
 
 POSITION = StatePosition.BOUNDARY

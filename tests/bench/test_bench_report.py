@@ -50,6 +50,10 @@ def two(num_problems: int, right: tuple[int, int], **more: object) -> list[Row]:
     return [row(variant, i, i < count, **more) for variant, count in pairs for i in range(num_problems)]
 
 
+def cell_of(summary, variant: str, benchmark: str):
+    return next(cell for cell in summary.cells if (cell.variant, cell.benchmark) == (variant, benchmark))
+
+
 def test_traces_that_end_within_the_warmup_are_told_with_a_better_one() -> None:
     def found(warmup: int) -> list[str]:
         return cautions(summary_of([*two(40, (10, 30)), *two(40, (10, 30), benchmark="c", warmup_tokens=warmup)],
@@ -174,7 +178,7 @@ def test_seeds_are_averaged_inside_problems() -> None:
     }
     rows = [row(v, i, c, seed=s) for (v, i), verdicts in right.items() for s, c in enumerate(verdicts)]
     summary = summary_of(rows, seeds=2)
-    assert summary.cell("sc", "b").accuracy.value == 0.25 and summary.cell("gambit", "b").accuracy.value == 0.75
+    assert cell_of(summary, "sc", "b").accuracy.value == 0.25 and cell_of(summary, "gambit", "b").accuracy.value == 0.75
     [comparison] = summary.comparisons
     assert comparison.num_problems == 2 and comparison.gain.value == 0.5
     assert comparison.p == pytest.approx(0.5)  # of ++, +-, -+, -- two are as far from 0
@@ -208,10 +212,10 @@ def test_seconds_of_problems_that_ran_side_by_side_are_one_observation() -> None
         rows.append(row("gambit", problem, True, began=100.0 * (problem // turn) + 50, seconds=seconds))
     together = summary_of(rows)
     alone = summary_of([dataclasses.replace(r, began=100.0 * int(r.problem[1:])) for r in rows])
-    ratio, if_alone = (each.cell("gambit", "b").seconds_ratio for each in (together, alone))
+    ratio, if_alone = (cell_of(each, "gambit", "b").seconds_ratio for each in (together, alone))
     assert ratio.value == if_alone.value == pytest.approx(1.05)
     assert ratio.high - ratio.low > 2.5 * (if_alone.high - if_alone.low)
-    mean = together.cell("gambit", "b").seconds
+    mean = cell_of(together, "gambit", "b").seconds
     assert mean.value == pytest.approx(2.1) and (mean.low, mean.high) == pytest.approx((2 * ratio.low, 2 * ratio.high))
 
 
@@ -240,7 +244,7 @@ def test_blocks_that_a_method_goes_through_without_a_break_are_turns_of_their_ow
 def test_failures_count_as_wrong_and_cost_nothing() -> None:
     rows = two(4, (4, 4))
     rows[0] = row("sc", 0, False, error="broken", generated=0, completed=0)
-    cell = summary_of(rows).cell("sc", "b")
+    cell = cell_of(summary_of(rows), "sc", "b")
     assert cell.accuracy.value == 0.75 and cell.num_failed == 1
     assert cell.tokens.value == 100  # not 75
     assert any("1 searches failed" in caution for caution in cautions(summary_of(rows)))
@@ -266,7 +270,7 @@ def test_single_traces_are_compared_by_problem_where_both_have_completed_any() -
 def test_only_problems_that_all_have_searched_are_compared() -> None:
     rows = two(6, (6, 0))[:-2]  # gambit lacks the last two
     summary = summarise(rows, [BenchVariant("sc", "sc", {}), BenchVariant("gambit", "gambit", {})], ["b"], [0], 12)
-    assert summary.cell("sc", "b").num_problems == 4 and summary.left_out == {"b": 2}
+    assert cell_of(summary, "sc", "b").num_problems == 4 and summary.left_out == {"b": 2}
     assert any("10 of 12 searches" in caution for caution in cautions(summary))
 
 
@@ -274,7 +278,7 @@ def test_a_run_that_was_cut_short_compares_the_seeds_that_all_have_done() -> Non
     again = two(6, (6, 0), seed=1)
     rows = [*two(6, (0, 6)), *again[:6], *again[6:8]]  # with the second seed gambit has searched two problems
     summary = summarise(rows, [BenchVariant("sc", "sc", {}), BenchVariant("gambit", "gambit", {})], ["b"], [0, 1], 24)
-    sc, gambit = (summary.cell(name, "b") for name in ("sc", "gambit"))
+    sc, gambit = (cell_of(summary, name, "b") for name in ("sc", "gambit"))
     assert sc.num_problems == gambit.num_problems == 6 and sc.num_rows == gambit.num_rows == 8
     assert sc.accuracy.value == pytest.approx(2 * 0.5 / 6) and gambit.accuracy.value == pytest.approx((4 + 2 * 0.5) / 6)
     assert not summary.left_out and any("20 of 24 searches" in caution for caution in cautions(summary))

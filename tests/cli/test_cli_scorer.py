@@ -21,9 +21,8 @@ from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.simple import ConstantScorer
 from gambit.training.dataset import Division, load_dataset
-from gambit.training.fit import Fitted
 from gambit.training.networks import recipe_for
-from gambit.training.train import Trained
+from gambit.training.train import Fitted, Trained
 from gambit.types import Aggregation, StatePosition
 from support.collected import make_collection
 

@@ -30,7 +30,6 @@ from gambit.training.evaluate import (
     trust_of,
     write_figures,
 )
-from gambit.training.fit import STRENGTHS, Fitted, Moments, _folds, calibrated, fit, parts_of, scaling_of
 from gambit.training.networks import (
     Batch,
     MlpNetwork,
@@ -47,18 +46,34 @@ from gambit.training.networks import (
     terms_of,
 )
 from gambit.training.plot import draw, draw_figure
-from gambit.training.ranking import (
+from gambit.training.scoring import (
     QUARTERS,
     Pairs,
+    Thoughts,
     last_thoughts,
     mean_auc,
     mean_over_problems,
     pairs,
     share_of_pairs,
+    thought_scores,
     trace_scores,
 )
-from gambit.training.scoring import Thoughts, thought_scores
-from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
+from gambit.training.train import (
+    STRENGTHS,
+    Fitted,
+    Moments,
+    TrainPlan,
+    _folds,
+    best_of,
+    calibrated,
+    datasets_of,
+    fit,
+    info_for,
+    parts_of,
+    recipes_for,
+    scaling_of,
+    train,
+)
 from gambit.types import Aggregation, StatePosition
 from support.collected import HIDDEN, make_collection
 

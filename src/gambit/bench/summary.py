@@ -364,9 +364,6 @@ class BenchSummary:
     sweep: tuple[SweepPoint, ...] = ()
     swept: tuple[str, ...] = ()  # labels of variants that belong to a sweep
 
-    def cell(self, variant: str, benchmark: str) -> Cell | None:
-        return next((c for c in self.cells if (c.variant, c.benchmark) == (variant, benchmark)), None)
-
 
 def summarise(
     rows: Iterable[Row],

@@ -56,8 +56,8 @@ from gambit.training.evaluate import (
     write_figures,
 )
 from gambit.training.networks import ARCHITECTURES
-from gambit.training.ranking import CURVE, QUARTERS
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
+from gambit.training.scoring import CURVE, QUARTERS
 from gambit.training.storage import merge as merge_collections
 from gambit.types import Aggregation, Problem, StatePosition
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info

@@ -28,7 +28,7 @@ from gambit.scorers.published import trained_on
 from gambit.stats import FEWEST_PROBLEMS, Bools, Floats, Interval, Ints, all_log_odds, supports_claim
 from gambit.storage.run_folder import check_writable
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.ranking import (
+from gambit.training.scoring import (
     CURVE,
     QUARTERS,
     Pairs,
@@ -38,8 +38,8 @@ from gambit.training.ranking import (
     pairs_in,
     scores_after,
     share_of_pairs,
+    thought_scores,
 )
-from gambit.training.scoring import thought_scores
 from gambit.training.storage import read_header, read_index
 from gambit.training.verifier.batches import read_traces
 from gambit.types import Aggregation, StatePosition

@@ -16,7 +16,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
-from gambit.training.ranking import QUARTERS
+from gambit.training.scoring import QUARTERS
 from gambit.types import Aggregation
 
 

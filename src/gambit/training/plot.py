@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gambit.errors import UserError, install_line
-from gambit.training.ranking import CURVE, QUARTERS
+from gambit.training.scoring import CURVE, QUARTERS
 from gambit.view.series import FIGURE_WIDTH, FONT_SIZE, SeriesStyle, styles_for
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, in_groups, load_dataset
 from gambit.training.networks import Batch
-from gambit.training.ranking import QUARTERS, last_thoughts, pairs_in, scores_after
+from gambit.training.scoring import QUARTERS, last_thoughts, pairs_in, scores_after
 from gambit.training.verifier.kernels import Packing, moved
 from gambit.types import Aggregation, EndReason, StatePosition
 from gambit.verifiers.lora import LoraVerifier, Passage

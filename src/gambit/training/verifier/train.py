@@ -17,10 +17,9 @@ from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Part, read_labels, with_labels
-from gambit.training.fit import Say, parts_of
 from gambit.training.networks import chance_loss, ranking_loss
-from gambit.training.ranking import QUARTERS, clearly_better
-from gambit.training.scoring import calibrating_line
+from gambit.training.scoring import QUARTERS, calibrating_line, clearly_better
+from gambit.training.train import Say, parts_of
 from gambit.training.verifier.batches import (
     ProblemOrder,
     ReadTraces,
