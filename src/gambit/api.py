@@ -26,8 +26,8 @@ solvers are under Ray.
 
 **Records.** `events` has the kinds of `Event` in a log. What a record holds needs no import: `result.counts.pruned`.
 
-**What is stable.** Names listed in `__all__`, and those of `events`, keep their meaning within a minor version (0.2.x).
-Where one is renamed or moved, its old name works for one minor version more and gives a `DeprecationWarning`. New
+**What is stable.** Names listed in `__all__`, and those of `events`, keep their meaning within a major version (1.x).
+Where one is renamed or moved, its old name works until the next major version and gives a `DeprecationWarning`. New
 fields and options have defaults, so that keyword arguments and records written earlier stay valid. Event logs, scorer
 checkpoints, collections and bench folders of every released version can be read, and resumed while model and scorer are
 the same. The protocols of engines may gain methods in a minor version, which the changelog then lists. Every other

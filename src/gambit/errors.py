@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 
 
 class GambitError(Exception):
@@ -25,8 +26,18 @@ class StorageError(GambitError):
 
 
 def install_line(extra: str) -> str:
-    """Returns the command that installs an extra. Gambit is on no package index, where its name may be a stranger's."""
+    """Returns the command that installs an extra: from a clone, unless Gambit itself came from a package index."""
+    if is_from_index():
+        return f"pip install 'gambit-search[{extra}]'"
     return f"pip install '.[{extra}]' in a clone of Gambit"
+
+
+def is_from_index() -> bool:
+    """Returns whether a package index is where Gambit came from: installers note every other origin."""
+    try:
+        return distribution("gambit-search").read_text("direct_url.json") is None
+    except PackageNotFoundError:  # a source tree on the path
+        return False
 
 
 def first_line(error: BaseException) -> str:

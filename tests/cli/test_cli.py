@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gambit import events as ev
+from gambit.cli import doctor
 from gambit.cli import main as start_command
 from gambit.cli.app import app
 from gambit.cli.progress import SearchScreen
@@ -616,3 +617,17 @@ def test_a_closed_output_is_no_failure(closed, tmp_path):
     done = subprocess.run(["bash", "-c", run], capture_output=True, text=True, cwd=tmp_path, check=False)
     codes = [line for line in done.stdout.splitlines() if line.isdigit()]
     assert codes == ["0", "2"] and "Traceback" not in done.stderr, done
+
+
+@pytest.mark.parametrize(("cuda", "has_gpu", "words"), [
+    ("12.8", False, "CUDA 12.8 without a GPU; gigabytes smaller: pip install uv && uv pip install"),
+    ("12.8", True, "CUDA 12.8"),
+    (None, False, "CPU only"),
+])  # fmt: skip
+def test_doctor_proposes_a_cpu_torch_where_there_is_no_gpu(monkeypatch, cuda, has_gpu, words) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    build = next(doctor._devices(torch)).detail
+    assert build.startswith(words) and ("uv pip" in build) == (cuda is not None and not has_gpu)

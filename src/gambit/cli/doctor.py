@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 MOST_CONTEXT = 1 << 20  # more than any preset needs
+CPU_TORCH = "pip install uv && uv pip install --reinstall-package torch --torch-backend=cpu torch"
 RAY_HINT = f"not installed: {install_line('ray')} (engines on many GPUs and machines)"
 VLLM_HINT = f"not installed: {install_line('vllm')} (Linux, NVIDIA GPU)"
 
@@ -131,7 +132,10 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
         yield Finding("torch import", Condition.MISSING, "torch does not import: reinstall it")
         yield Finding("cpu", Condition.OK, threads)
         return
-    yield Finding("torch build", Condition.OK, f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    if torch.version.cuda and not torch.cuda.is_available():
+        build += f" without a GPU; gigabytes smaller: {CPU_TORCH}"
+    yield Finding("torch build", Condition.OK, build)
     yield from _cuda(torch)
     has_mps = torch.backends.mps.is_available()
     yield Finding("mps", Condition.OK if has_mps else Condition.OPTIONAL, "available" if has_mps else "not available")
