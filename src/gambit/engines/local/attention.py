@@ -120,19 +120,13 @@ class KvPool:
             self.caches[entry] = copy.deepcopy(snapshot.cache)
 
     @torch.inference_mode()
-    def free(self, entry: int) -> None:
-        """Gives up an entry whose cache would stay in memory; other memory is used again by the next entry."""
-        if self.caches:
+    def clear(self, entry: int) -> None:
+        """Takes an entry's state and its own cache, which would stay in memory. Keys and values are overwritten."""
+        if self.states or self.caches:
             self.settle()  # a noted copy may start from it
             self.caches.pop(entry, None)
-
-    @torch.inference_mode()
-    def clear(self, entry: int) -> None:
-        """Begins an entry without a past."""
-        self.settle()
-        self.caches.pop(entry, None)
-        for state in self.states:
-            state[entry] = 0
+            for state in self.states:
+                state[entry : entry + 1] = 0
 
 
 def _growth(have: int, needed: int) -> int:
@@ -160,6 +154,8 @@ class LayerCall:
 class DecodePlan:
     """One new token for each of the first rows. All but positions holds until a row comes, moves or goes."""
 
+    is_continued = True
+
     def __init__(
         self,
         rows: KvPool,
@@ -168,7 +164,7 @@ class DecodePlan:
         prompt_lengths: Sequence[int],
         device: torch.device,
     ) -> None:
-        self.rows, self.prompts = rows, prompts
+        self.pool, self.prompts = rows, prompts
         self.row_slots = torch.from_numpy(row_slots).to(device)  # [n] prompt slot of each row
         self.prompt_lengths = torch.tensor(prompt_lengths, device=device)  # [slots]
         self.prompt_length = max(prompt_lengths)
@@ -201,7 +197,7 @@ class DecodePlan:
 
         Scores over the prompt and over the row's own tokens are side by side, under one softmax.
         """
-        keys, values = self.rows.layer(index, k, v)
+        keys, values = self.pool.layer(index, k, v)
         if self._level is not None:
             keys[: len(k), :, :, self._level] = k
             values[: len(v), :, self._level] = v

@@ -60,21 +60,42 @@ class CacheSizes:
 
 
 class ModelRunner:
-    """Runs a model's modules. Last hidden states are the inputs of the output layer."""
+    """Runs a model's modules for all traces at once. Last hidden states are the inputs of the output layer.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    Attention reads the pool's keys and values, and recurrent layers find and leave their states there.
+    """
+
+    def __init__(self, model: Any, cache: Any = None, cache_name: str = "") -> None:
+        """Keeps the model. `cache` is one that it has filled, `cache_name` the name of the argument."""
+        self.model, self.cache_name = model, cache_name
         self._head_input: list[torch.Tensor] = []
         self._hook = model.get_output_embeddings().register_forward_pre_hook(self._keep_states)
         accepted = inspect.signature(model.forward).parameters
-        self._has_own_names = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
-        self._accepted = set(accepted)
+        self._accepted = None if any(each.kind is each.VAR_KEYWORD for each in accepted.values()) else set(accepted)
+        self._shown: Any = None  # the cache that recurrent layers see
+        self._states: dict[tuple[int, str, int], torch.Tensor] = {}  # like those of an entry, by their places in it
+        for index, layer in enumerate(getattr(cache, "layers", ())):
+            for kind in STATES:
+                found = {(index, kind, number): state for number, state in getattr(layer, kind, {}).items()}
+                self._states |= {place: state for place, state in found.items() if state is not None}
+        if self._states:
+            self._show(cache)
+
+    def _show(self, cache: Any) -> None:
+        from transformers import DynamicCache
+
+        self._shown = DynamicCache(config=self.model.config)
+        self._shown.update = lambda keys, values, *_, **__: (keys, values)  # the attention of the pool keeps them
+        for index, kind, number in self._states:
+            layer = self._shown.layers[index]
+            getattr(layer, f"is_{kind}_initialized")[number] = True
+            layer.conv_kernel_size[number] = cache.layers[index].conv_kernel_size[number]
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
 
     def new_pool(self) -> KvPool:
-        return KvPool()
+        return KvPool([*self._states.values()])
 
     def close(self) -> None:
         self._hook.remove()
@@ -84,14 +105,26 @@ class ModelRunner:
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
         """Runs the model on [n, length] tokens. `inner`: layers whose states are returned too, lowest first."""
-        return self._call(inner, input_ids=tokens, position_ids=positions, use_cache=False, pool=plan)[0]
+        given: dict[str, object] = {"input_ids": tokens, "position_ids": positions, "pool": plan}
+        if not self._states:
+            return self._call(inner, use_cache=False, **given)[0]
+        entries = slice(plan.entry, plan.entry + 1) if isinstance(plan, PrefillPlan) else slice(len(tokens))
+        views = [state[entries] for state in plan.pool.states]
+        for (index, kind, number), view in zip(self._states, views, strict=True):
+            layer = self._shown.layers[index]
+            getattr(layer, kind)[number], layer.has_previous_state[number] = view, plan.is_continued
+        found, _ = self._call(inner, use_cache=True, **{self.cache_name: self._shown}, **given)
+        for (index, kind, number), view in zip(self._states, views, strict=True):
+            left = getattr(self._shown.layers[index], kind)[number]
+            if left is not view:  # most layers update it in place
+                view.copy_(left)
+        return found
 
     def _call(self, inner: Sequence[int], **arguments: object) -> tuple[ForwardOutput, Any]:
         """Calls the model; returns the outputs at the last position, and all that it has returned."""
         arguments |= {"logits_to_keep": 1, "output_hidden_states": bool(inner)}
-        if not self._has_own_names:
-            arguments = {name: value for name, value in arguments.items() if name in self._accepted}
-        out = self.model(**arguments)
+        accepted = arguments if self._accepted is None else self._accepted
+        out = self.model(**{name: value for name, value in arguments.items() if name in accepted})
         if any(out.hidden_states[layer].dim() != 3 for layer in inner):
             raise UserError(f"inner layers of {type(self.model).__name__} have several states of a token: use a scorer "
                             "of the last layer (-1)")  # fmt: skip
@@ -105,20 +138,16 @@ class OwnCaches(ModelRunner):
     def __init__(self, model: Any, has_caches: bool = True) -> None:
         super().__init__(model)
         self.has_caches = has_caches  # False: the model makes none, or one that leads it astray
-        self.cache_name = ""  # found in the first pass
 
     @torch.inference_mode()
     def run(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        if isinstance(plan, PrefillPlan):
-            pool, entries = plan.pool, [plan.entry]
-            if not plan.is_continued:
-                pool.caches.pop(plan.entry, None)
-        else:
-            pool, entries = plan.rows, [*range(len(tokens))]
-        found = [self._advance(pool, entry, tokens[at, None], positions[at, None], inner)
-                 for at, entry in enumerate(entries)]  # fmt: skip
+        first = plan.entry if isinstance(plan, PrefillPlan) else 0
+        if not plan.is_continued:
+            plan.pool.caches.pop(first, None)
+        found = [self._advance(plan.pool, first + at, tokens[at, None], positions[at, None], inner)
+                 for at in range(len(tokens))]  # fmt: skip
         states, logits, kept = zip(*found, strict=True)
         inner_states = [torch.cat(layer) for layer in zip(*kept, strict=True)]
         return ForwardOutput(torch.cat(states), torch.cat(logits), inner_states)
@@ -133,58 +162,10 @@ class OwnCaches(ModelRunner):
             return self._call(inner, input_ids=tokens, use_cache=False)[0]
         given = {} if cache is None else {self.cache_name: cache}
         found, out = self._call(inner, input_ids=tokens, position_ids=positions, use_cache=True, **given)
-        if not self.cache_name:
+        if not self.cache_name:  # in the first pass
             self.cache_name = next((name for name in CACHE_NAMES if getattr(out, name, None) is not None), "")
             self.has_caches = self.cache_name != ""
         pool.caches[entry] = getattr(out, self.cache_name) if self.has_caches else tokens
-        return found
-
-
-class PooledStates(ModelRunner):
-    """Runs all traces at once; recurrent layers find and leave their states in the pool."""
-
-    def __init__(self, model: Any, cache: Cache, cache_name: str) -> None:
-        from transformers import DynamicCache
-
-        super().__init__(model)
-        self._cache_name = cache_name
-        self._shown = DynamicCache(config=model.config)
-        self._shown.update = lambda keys, values, *_, **__: (keys, values)  # the attention of the pool keeps them
-        self._places = [
-            (index, kind, number)
-            for index, layer in enumerate(cache.layers)
-            for kind in STATES
-            for number, state in getattr(layer, kind, {}).items()
-            if state is not None
-        ]
-        self._states = [getattr(cache.layers[index], kind)[number] for index, kind, number in self._places]
-        for index, kind, number in self._places:
-            layer = self._shown.layers[index]
-            getattr(layer, f"is_{kind}_initialized")[number] = True
-            layer.conv_kernel_size[number] = cache.layers[index].conv_kernel_size[number]
-
-    def new_pool(self) -> KvPool:
-        return KvPool(self._states)
-
-    @torch.inference_mode()
-    def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
-    ) -> ForwardOutput:
-        if isinstance(plan, PrefillPlan):
-            pool, entries, is_continued = plan.pool, slice(plan.entry, plan.entry + 1), plan.is_continued
-        else:
-            pool, entries, is_continued = plan.rows, slice(0, len(tokens)), True
-        views = [state[entries] for state in pool.states]
-        for (index, kind, number), view in zip(self._places, views, strict=True):
-            layer: Any = self._shown.layers[index]
-            getattr(layer, kind)[number] = view
-            layer.has_previous_state[number] = is_continued
-        found, _ = self._call(inner, input_ids=tokens, position_ids=positions, use_cache=True, pool=plan,
-                              **{self._cache_name: self._shown})  # fmt: skip
-        for (index, kind, number), view in zip(self._places, views, strict=True):
-            left = getattr(self._shown.layers[index], kind)[number]
-            if left is not view:  # most layers update it in place
-                view.copy_(left)
         return found
 
 
@@ -252,8 +233,7 @@ def _pooled(model: Any, cache: Cache, cache_name: str) -> ModelRunner:
 
     AttentionInterface.register(ATTENTION_NAME, pool_attention)
     model.set_attn_implementation(ATTENTION_NAME)
-    has_states = any(getattr(layer, kind, None) for layer in cache.layers for kind in STATES)
-    return PooledStates(model, cache, cache_name) if has_states else ModelRunner(model)
+    return ModelRunner(model, cache, cache_name)
 
 
 def _has_windows(prefill: PrefillPlan, cache: Cache) -> bool:

@@ -215,17 +215,17 @@ class CompiledStep:
 
     def _find_pools(self, plan: DecodePlan, x: torch.Tensor) -> None:
         """Writes the pools' addresses into the structures, again whenever they have moved."""
-        pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version
+        pools = plan.pool, plan.pool.version, plan.prompts, plan.prompts.version
         if self._pools == pools:
             return
         like = x.new_empty(1, self._step.kv_heads, self._step.dim)
         for index, layer in enumerate(self._layers):
-            keys, values = plan.rows.layer(index, like, like)
+            keys, values = plan.pool.layer(index, like, like)
             layer.own_keys, layer.own_values, layer.own_positions = keys.data_ptr(), values.data_ptr(), keys.shape[3]
             keys, values = plan.prompts.layer(index, like, like)
             layer.prompt_keys, layer.prompt_values = keys.data_ptr(), values.data_ptr()
             layer.prompt_positions = keys.shape[3]
-        self._pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version  # a layer may have appeared
+        self._pools = plan.pool, plan.pool.version, plan.prompts, plan.prompts.version  # a layer may have appeared
 
     def _reserve_scratch(self, plan: DecodePlan) -> None:
         step = self._step

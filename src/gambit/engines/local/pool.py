@@ -231,7 +231,7 @@ class Pool:
         had_victim = False
         for trace in sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key):
             while trace.row is not None and not self._extend(trace):
-                if not self._drop_held_state():
+                if not self._drop_held([child for child in self._waiting if child.state_blocks]):
                     self._evict(self._victim())
                     had_victim = True
         if self._waiting and not had_victim:
@@ -339,7 +339,7 @@ class Pool:
         while self._waiting:
             if self._try_admit(self._waiting[0]):
                 self._waiting.pop(0)
-            elif self.rows.traces or not self._drop_held_prefix():
+            elif self.rows.traces or not self._drop_held(self._waiting[1:]):  # waiting children lock each other out
                 break
         if self._waiting and not self.rows.traces:
             raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens cannot hold a waiting trace: "
@@ -461,7 +461,7 @@ class Pool:
         last = self.rows.remove(trace)
         if last != row:
             self.kv_rows.copy(last, row, len(self.rows.tokens(self.rows.traces[row])) + 1)
-        self.kv_rows.free(last)
+        self.kv_rows.clear(last)
 
     def _hold_states(self, children: Sequence[LiveTrace]) -> None:
         """Gives waiting children copies of their parents' pasts, which the next step or the next row overwrites.
@@ -484,17 +484,9 @@ class Pool:
         self.blocks.release([*trace.blocks, *trace.state_blocks])
         trace.blocks, trace.state_blocks, trace.source = [], [], None
 
-    def _drop_held_state(self) -> bool:
-        """Takes its copied state from the last waiting child that has one, before a running trace is evicted."""
-        for trace in reversed(self._waiting):
-            if trace.state_blocks:
-                self._release(trace)
-                return True
-        return False
-
-    def _drop_held_prefix(self) -> bool:
-        """Breaks a deadlock among waiting children: the last releases its prefix."""
-        for trace in reversed(self._waiting[1:]):
+    def _drop_held(self, children: Sequence[LiveTrace]) -> bool:
+        """Takes what it holds from the last waiting child that holds anything; it is then computed again."""
+        for trace in reversed(children):
             if trace.source is not None:
                 self._release(trace)
                 return True
@@ -510,5 +502,5 @@ class Pool:
             self.slots[closing.slot], moved.slot = moved, closing.slot
             for trace in moved.traces.values():
                 self.rows.record_of(trace)["slot"] = moved.slot
-        self.kv_prompts.free(len(self.slots))
+        self.kv_prompts.clear(len(self.slots))
         self.rows.version += 1
