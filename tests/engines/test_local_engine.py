@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from gambit.engines.local import model as model_module
+from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.fused import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
 from gambit.engines.local.pool import KvBlocks
@@ -226,6 +227,26 @@ def test_a_model_that_is_no_causal_one_is_refused():
     config = BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1)
     with pytest.raises(UserError, match="no causal language model"):
         PoolModel(BartForConditionalGeneration(config), "bart")
+
+
+def test_a_model_that_cannot_use_its_own_cache_runs_without_it():
+    model = KINDS["bloom"].build()
+    real = model.forward
+
+    def forward(**arguments):
+        if arguments.get("past_key_values") is not None:
+            raise ValueError("the cache is of another length")
+        return real(**arguments)
+
+    model.forward = forward
+    with pytest.warns(GambitWarning, match="without a cache"):
+        engine = LocalEngine(PoolModel(model, "tiny"), tiny_tokenizer(), ProjectionScorer())
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=20)])
+    tokens = tokens_of(finish(engine))[0]
+    with torch.inference_mode():
+        logits = real(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    assert logits.argmax(-1).tolist() == list(tokens)
 
 
 def test_inner_layers_with_several_states_of_a_token_have_no_scorer():

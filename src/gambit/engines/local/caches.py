@@ -135,9 +135,7 @@ class ModelRunner:
 class OwnCaches(ModelRunner):
     """Runs each trace with a cache object that the model has made, or with all its tokens if it makes none."""
 
-    def __init__(self, model: Any, has_caches: bool = True) -> None:
-        super().__init__(model)
-        self.has_caches = has_caches  # False: the model makes none, or one that leads it astray
+    has_caches = True  # False: the model makes none, or one that it cannot use
 
     @torch.inference_mode()
     def run(
@@ -173,28 +171,28 @@ class OwnCaches(ModelRunner):
 
 
 def choose_runner(model: PreTrainedModel) -> tuple[ModelRunner, CacheSizes]:
-    """Returns the fastest way to run a model that agrees, in a short pass, with a pass without any cache."""
-    uncached, own = OwnCaches(model, has_caches=False), OwnCaches(model)
-    expected, with_own = Proof(uncached, model).output, Proof(own, model)
-    cache = with_own.prompts.caches[0]
-    sizes = CacheSizes(*_cache_sizes(with_own, model), can_cut=False)
-    runners: list[ModelRunner] = [own if is_alike(with_own.output, expected) else uncached]
-    if _fits_pool(model, cache):
-        before = model.config._attn_implementation
-        runners.insert(0, _pooled(model, cache, own.cache_name))
-        try:
-            found = Proof(runners[0], model)
-            fits = is_alike(found.output, expected) and _has_windows(found.prefill, cache)
-        except (TypeError, AttributeError):  # the attention is called without the plan, or is another one
-            fits = False
-        if fits:
-            sizes = dataclasses.replace(sizes, can_cut=not sizes.state_bytes)
-        else:
-            runners.pop(0).close()
-            model.set_attn_implementation(before)
-    for runner in {uncached, own} - {runners[0]}:
-        runner.close()
-    return runners[0], sizes
+    """Returns the pool's way to run a model if it agrees with the model's own cache in a short pass, else that."""
+    own = OwnCaches(model)
+    try:
+        proof = Proof(own, model)
+    except Exception:  # whatever the model's code raises when it finds its cache
+        own.has_caches = False
+        proof = Proof(own, model)
+    sizes, cache = CacheSizes(*_cache_sizes(proof, model), can_cut=False), proof.prompts.caches[0]
+    layers = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
+    if not layers or not layers <= {*POOLED_LAYERS} or not model._can_set_attn_implementation():
+        return own, sizes
+    before, pooled = model.config._attn_implementation, _pooled(model, cache, own.cache_name)
+    try:
+        found = Proof(pooled, model)
+        if is_alike(found.output, proof.output) and _has_windows(found.prefill, cache):
+            own.close()
+            return pooled, dataclasses.replace(sizes, can_cut=not sizes.state_bytes)
+    except (TypeError, AttributeError):  # the attention is called without the plan, or is another one
+        pass
+    pooled.close()
+    model.set_attn_implementation(before)
+    return own, sizes
 
 
 class Proof:
@@ -221,11 +219,6 @@ def is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
         if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= most:
             return False
     return True
-
-
-def _fits_pool(model: Any, cache: Any) -> bool:
-    layers = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
-    return bool(layers) and layers <= {*POOLED_LAYERS} and model._can_set_attn_implementation()
 
 
 def _pooled(model: Any, cache: Cache, cache_name: str) -> ModelRunner:

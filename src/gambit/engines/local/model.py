@@ -84,7 +84,7 @@ def _chosen_runner(model: PreTrainedModel, name: str) -> tuple[ModelRunner, Cach
         raise UserError(f"{name}: {type(model).__name__} is no causal language model")
     runner, sizes = choose_runner(model.eval())
     if isinstance(runner, OwnCaches):
-        how = "with a cache of its own" if runner.cache_name else "without a cache"
+        how = "with a cache of its own" if runner.has_caches else "without a cache"
         warnings.warn(f"{name} runs {how}, one trace at a time: the local engine batches attention, windows, gated "
                       "DeltaNet, Mamba and mixtures of experts alone", GambitWarning, stacklevel=3)  # fmt: skip
     return runner, sizes
