@@ -3,6 +3,7 @@
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
     … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
     … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
+    … --shapes qwen3-4b --verdict --seconds 570                      # all that decides about `auto` as the default
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
@@ -53,8 +54,9 @@ from speed_parts import (  # noqa: E402
 
 CONTEXT_TOKENS = 40_960
 BANDWIDTH = 4.3e12  # of a copy on an H200
-TURNS = {"decode": 2, "unshared": 3, "gate": 2}
-STEPS = {"decode": 24, "unshared": 70, "gate": 12}
+TURNS = {"decode": 2, "unshared": 3, "gate": 2, "plain": 3}
+STEPS = {"decode": 24, "unshared": 70, "gate": 12, "plain": 24}
+VERDICT = ("start", "plain", "gate", "search")
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
@@ -126,6 +128,13 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="by name; all unless given")
     parser.add_argument("--tiny", action="store_true", help="small trees on a CPU, of a tiny model unless one is given")
     parser.add_argument("--gate-seconds", type=float, default=120, help="for part `gate`")
+    parser.add_argument("--verdict", action="store_true", help=f"parts {', '.join(VERDICT)}, and what they decide")
+    parser.add_argument(
+        "--search-islands", default="", help="numbers of islands, as in 1,16; default: 1 and half the traces"
+    )
+    parser.add_argument(
+        "--cascade", action="store_true", help="vLLM's own cascade attention in steps of stock attention"
+    )
     parser.add_argument("--search-traces", type=int, default=64, help="for part `search`")
     parser.add_argument("--search-tokens", type=int, default=8_000, help="median length of a trace")
     parser.add_argument(
@@ -134,6 +143,8 @@ def main() -> None:
     parser.add_argument("--search-longest", type=float, default=1.15, help="in medians")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.verdict:
+        args.parts, args.search_islands = args.parts or ",".join(VERDICT), args.search_islands or "1,16"
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
         with on_cpu() if args.tiny else nullcontext():
@@ -152,10 +163,13 @@ def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
     """Runs a shape in a process of its own, so that its memory is free again when it ends."""
     more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
     more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
+    more += ["--search-islands", args.search_islands, *(["--cascade"] if args.cascade else [])]
     more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
     command = [sys.executable, __file__, "--one", "--out", str(args.out), "--shapes", shape, "--seconds", str(left)]
     try:
         subprocess.run([*command, *more], timeout=left + 5, check=False)
+        if args.verdict:
+            print(json.dumps(verdict(json.loads((args.out / f"forest_speed_{shape}.json").read_text())), indent=1))
     except subprocess.TimeoutExpired:
         print(f"{shape}: stopped, no time left", flush=True)
 
@@ -184,6 +198,7 @@ class Bench:
         self.block_tokens = 32 if self.is_cpu else 16
         self.engine: Any = None
         self.number = 0
+        self.graph_cost: dict[str, float] = {}  # of forest attention's own graphs
         self.results: dict[str, Any] = {"environment": self.environment()}
         self.say(json.dumps(self.results["environment"]))
 
@@ -212,7 +227,7 @@ class Bench:
             parts += [("islands", ISLANDS.needs, lambda: self.decode(ISLANDS)), ("check", 5, self.check)]
         parts += [
             (name, needs, part) for name, needs, part in (
-                ("gate", 15, self.gate), ("search", 60, self.search)
+                ("plain", 20, self.plain), ("gate", 15, self.gate), ("search", 60, self.search)
             ) if name in wanted
         ]  # fmt: skip
         for name, needs, part in parts:
@@ -299,7 +314,7 @@ class Bench:
         return {
             "engine": str(replace(self.engine.info, model=self.shape)), "graphs": len(self.switch.graphs),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
-            "attention_builders": len(self.switch._builders),
+            "attention_builders": len(self.switch._builders), "graphs_cost": self.graph_cost,
         }  # fmt: skip
 
     def random_model(self) -> str:
@@ -325,8 +340,11 @@ class Bench:
         capture = compat.ForestSwitch.capture
 
         def capture_noting(switch: Any, runner: Any) -> None:
+            began, free = time.monotonic(), self.free_bytes()
             try:
                 capture(switch, runner)
+                cost = {"seconds": time.monotonic() - began, "gib": (free - self.free_bytes()) / 2**30}
+                self.graph_cost = {name: round(each, 2) for name, each in cost.items()}
             except Exception:
                 found.append(traceback.format_exc().splitlines()[-6:])
 
@@ -337,6 +355,8 @@ class Bench:
     def options(self) -> dict[str, Any]:
         common: dict[str, Any] = {"attention": "auto", "own_process": False, "self_check": False, "exact_noise": False}
         common["load_format"] = "dummy"
+        if self.args.cascade:
+            common["disable_cascade_attn"] = False
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
         sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
@@ -435,6 +455,19 @@ class Bench:
             "ideal_attention_ms": round(ideal, 2),
         }  # fmt: skip
 
+    def plain(self) -> dict[str, Any]:
+        """Independent traces with a long prompt in common, as RL has them: 64 of them after 8,000 tokens."""
+        traces, prompt, own = (6, 400, 60) if self.is_cpu else (64, 8_000, 500)
+        rng = np.random.default_rng(40_000)
+        tokens = rng.integers(5, self.sizes["vocab_size"], size=(traces, prompt + own))
+        tokens[:, :prompt] = tokens[0, :prompt]
+        with self.decoding("plain", tokens, prompt):
+            found = self.turns(("stock", "auto", "forest"), "plain")
+        return {"traces": traces, "prompt_tokens": prompt, "own_tokens": own, "cascade": self.args.cascade, **found}
+
+    def free_bytes(self) -> int:
+        return 0 if self.is_cpu else int(self.torch.cuda.mem_get_info()[0])
+
     # -- what `auto` chooses -----------------------------------------------------------------------------------
 
     def gate(self) -> dict[str, Any]:
@@ -464,12 +497,14 @@ class Bench:
             self.segment("auto", WARM_STEPS)
             chosen = "forest" if self.switch.is_on else "stock"
             runs = self.turns(("stock", "forest"), "gate")
+            again = self.turns(("stock",), "gate")["stock"]["ms_per_step"]
         stock, forest = (statistics.median(runs[way]["ms_per_step"]) for way in ("stock", "forest"))
         sharing = Sharing(traces, table.size * self.block_tokens, unique, tokens)
         predicted = saved_ms(sharing, self.switch.layer_kinds, has_graphs=bool(self.switch.graphs))
         return {
             "traces": traces, "tokens": tokens, "sharing": round(table.size * self.block_tokens / unique, 2),
             "stock_ms": stock, "forest_ms": forest, "gain": round(stock / forest, 3), "chosen": chosen,
+            "noise_ms": round(abs(statistics.median(again) - stock), 3),  # stock attention against itself
             "faster": "forest" if forest < stock else "stock", "saved_ms": round(stock - forest, 3),
             "predicted_saved_ms": round(predicted, 3), "read_again": self.read_again(sharing, stock - forest),
         }  # fmt: skip
@@ -547,14 +582,15 @@ class Bench:
         found: dict[str, Any] = {"capacity": capacity, "median_tokens": median, "warmup": warmup, "runs": {}}
         self.write("search", found)
         forest = "forest" if self.is_cpu else "auto"  # on a CPU so little would not pay
-        runs = [("gambit", 1, forest), ("gambit", 1, "stock"), ("sc", 1, "stock")]
-        runs += [("gambit", capacity // 2, forest), ("gambit", capacity // 2, "stock")]
-        for policy, islands, wish in runs:
+        islands = self.args.search_islands or f"1,{capacity // 2}"
+        runs = [("gambit", count, wish) for count in map(int, islands.split(",")) for wish in (forest, "stock")]
+        runs.insert(2, ("sc", 1, "stock"))
+        for policy, count, wish in runs:
             longest = max([run["seconds_after_warmup"] for run in found["runs"].values()], default=0.0)
             if self.left() < 1.2 * longest + 2:
                 break
-            name = f"{policy}, {islands} islands, {wish}"
-            run = self.searched(policy, islands, wish, begun, median)
+            name = f"{policy}, {count} islands, {wish}"
+            run = self.searched(policy, count, wish, begun, median)
             found["runs"][name] = {"seconds": round(run["seconds_after_warmup"] + warmup["seconds"], 2), **run}
             self.say(f"search, {name}: {json.dumps(found['runs'][name])}")
             self.write("search", found)
@@ -618,8 +654,33 @@ def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
     harmful = [tree for tree in wrong if tree["chosen"] == "forest"]
     return {
         "right": len(trees) - len(wrong), "of": len(trees), "slower_than_stock": len(harmful),
+        "slower_beyond_noise": sum(-tree["saved_ms"] > tree.get("noise_ms", 0.0) for tree in harmful),
+        "share_of_best_gain": round(
+            sum(tree["saved_ms"] for tree in trees if tree["chosen"] == "forest")
+            / max(sum(max(tree["saved_ms"], 0.0) for tree in trees), 1e-9), 3
+        ),
         "most_slower_than_the_faster": round(worst, 3),
         "promised_too_much": sum(tree["predicted_saved_ms"] > tree["saved_ms"] for tree in trees),
+    }  # fmt: skip
+
+
+def verdict(results: dict[str, Any]) -> dict[str, Any]:
+    """Returns what decides about `auto` as the default, from a file of results."""
+    gate, plain = results.get("gate", {}), results.get("plain", {})
+    runs = results.get("search", {}).get("runs", {})
+    pairs = {
+        name.removesuffix(", stock"): round(run["seconds"] / other["seconds"], 3)
+        for name, run in runs.items() if (other := runs.get(name.replace(", stock", ", auto"))) is not None
+        and name.endswith(", stock")
+    }  # fmt: skip
+    rates = {way: plain[way]["tokens_per_second"] for way in ("stock", "auto") if way in plain}
+    return {
+        "one tree at most is slower with auto": gate.get("slower_beyond_noise", 2) <= 1,
+        "at least 90 % of the best gain": gate.get("share_of_best_gain", 0.0) >= 0.9,
+        "plain sampling, auto / stock": round(rates["auto"] / rates["stock"], 3) if len(rates) == 2 else None,
+        "searches, stock / auto in seconds": pairs,
+        "graphs of forest attention": results.get("start", {}).get("graphs_cost"),
+        "searches": {name: {key: run[key] for key in ("seconds", "completed")} for name, run in runs.items()},
     }  # fmt: skip
 
 

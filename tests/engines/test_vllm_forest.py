@@ -72,12 +72,12 @@ def note(seen, choose, sharing, rows):
     choose(sharing, rows)
 
 
-def fake_runner(*, is_covered=True):
+def fake_runner(*, is_covered=True, head_size=128):
     """A model runner with one kind of attention layers: 2 KV heads of 32 numbers in float32."""
     from gambit.engines.vllm.compat.forest import ForestPlanning
 
     builder = ForestPlanning()
-    builder.layer_names, builder.num_heads_kv = ["layer"], 2
+    builder.layer_names, builder.num_heads_kv, builder.headdim = ["layer"], 2, head_size
     builder.kv_cache_spec = SimpleNamespace(block_size=16, page_size_bytes=16 * 2 * 2 * 32 * 4)
     layers = {"layer": SimpleNamespace(impl=SimpleNamespace(is_covered=is_covered))}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
@@ -106,6 +106,22 @@ def test_it_is_used_where_it_pays():
     switch.wish = DecodeAttention.FOREST
     switch.choose(None, [])
     assert switch.is_on and switch.num_steps == 3
+
+
+@pytest.mark.parametrize("runner", [{"head_size": 64}, {"is_covered": False}], ids=["head size", "kind of layers"])
+def test_auto_keeps_to_what_was_measured(runner):
+    from gambit.engines.vllm.compat.forest import ForestSwitch
+    from gambit.engines.vllm.messages import DecodeAttention, Sharing
+
+    runner = fake_runner(**runner)
+    window = SimpleNamespace(get_metadata_builder=lambda number: SimpleNamespace(layer_names=["layer"]))
+    runner.attn_groups.append([window])
+    switch = ForestSwitch(runner, DecodeAttention.AUTO)
+    switch.choose(Sharing(64, 4 * 10**7, 10**6, 10**5), [])
+    assert not switch.is_on
+    runner.cudagraph_manager = switch._manager = SimpleNamespace(graphs={1: None})
+    switch.capture(runner)
+    assert switch._manager.graphs == {1: None}, "nothing is captured that is never used"
 
 
 def test_a_plan_is_kept_while_the_same_traces_are_in_the_same_rows():

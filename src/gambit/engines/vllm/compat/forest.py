@@ -40,6 +40,7 @@ from gambit.errors import EngineError
 HOPPER = 90
 FLASH_ATTENTION = 3  # the version whose tiles the plan is made for
 HEAD_SIZES = (32, 64, 128, 256)
+MEASURED_HEAD_SIZES = (128,)  # in whole decode steps on an H200: `auto` trusts its cost model for no other
 UNQUANTISED = ("auto", "bfloat16", "float16")  # types of the KV cache
 BACKEND = f"{__name__}.ForestBackend"
 _PLAN = "gambit_forest"  # the attribute that Gambit adds to a step's attention metadata
@@ -223,6 +224,8 @@ class ForestSwitch:
             LayerKind(len(builder.layer_names), spec.page_size_bytes // spec.block_size, builder.num_heads_kv)
             for builder, spec in zip(self._builders, specs, strict=True)
         ]
+        sizes = {builder.headdim for builder in self._builders}
+        self._is_measured = sizes <= {*MEASURED_HEAD_SIZES} and len(self._builders) == num_kinds(runner)
         self.is_on = False
         self._rows: list[str] = []
         self._manager = getattr(runner, "cudagraph_manager", None)
@@ -239,7 +242,7 @@ class ForestSwitch:
             self._rows = rows
             self._forget_plans()
         is_wanted = self.wish is DecodeAttention.FOREST
-        if self.wish is DecodeAttention.AUTO and sharing is not None:
+        if self.wish is DecodeAttention.AUTO and sharing is not None and self._is_measured:
             is_wanted = pays(sharing, self.layer_kinds, has_graphs=bool(self.graphs))
         self.is_on = is_wanted and bool(self._builders)
         self.num_steps += self.is_on
@@ -257,7 +260,8 @@ class ForestSwitch:
 
     def capture(self, runner: Any) -> None:
         """Captures graphs of whole decode steps, after vLLM has captured its own."""
-        if self._manager is None or not self._builders or not self._manager.graphs:
+        is_useless = self.wish is DecodeAttention.AUTO and not self._is_measured
+        if self._manager is None or not self._builders or not self._manager.graphs or is_useless:
             return
         wanted = self._manager._capture_descs
         self._stock_graphs, self._manager.graphs = self._manager.graphs, {}
@@ -282,6 +286,10 @@ class ForestSwitch:
                     f"forest attention differs from vLLM's by {error:.3f} of the result on random data (at most "
                     f"{MOST_ERROR}): use the engine option attention=stock, and report the versions"
                 )
+
+
+def num_kinds(runner: Any) -> int:
+    return sum(len(groups) for groups in runner.attn_groups)
 
 
 def _builders(runner: Any) -> list[Any]:
