@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from gambit.serve.http import KEEP_ALIVE, ApiError, event
+from gambit.serve.messages import CHOICES
 from gambit.serve.requests import AnyRequest, ChatFields, CompletionFields, ResponseFields
 from gambit.serve.search import AnswerChoice, MadeCall, SearchAnswer, SearchStatus, ServedSearch
 from gambit.serve.settings import ApiKey
-from gambit.serve.tools import CHOICES
 
 CHUNK_LENGTH = 2000  # characters of one delta
 Json = dict[str, object]

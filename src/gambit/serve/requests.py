@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from gambit.answers import AnswerKind
@@ -21,8 +21,8 @@ from gambit.config.options import SearchConfig, build
 from gambit.errors import UserError
 from gambit.search.choice import GROUP, check_search
 from gambit.serve.http import ApiError, Fields, bad_request
+from gambit.serve.messages import Message, RequestModel, ToolFields, ends_with_user, from_input, from_prompt, listed
 from gambit.serve.settings import ApiKey
-from gambit.serve.tools import RequestModel, ToolCall, ToolFields, as_messages
 from gambit.types import ChatMessage, Problem, Toolbox
 
 MOST_CHOICES = 128
@@ -70,94 +70,6 @@ FLAGS = {name for name, field in SearchConfig.model_fields.items() if field.anno
 
 
 # -- the formats -----------------------------------------------------------------------------------------------------
-
-
-class TextPart(RequestModel, extra="ignore"):
-    """A piece of a message's text; other fields, such as annotations of an earlier answer, are ignored."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, value: object) -> object:
-        return {"type": "text", "text": value} if isinstance(value, str) else value
-
-
-def _listed(value: object) -> list[object]:
-    """Returns a list; a single string may stand for a list of one."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise ValueError("must be a string or an array")
-    return value
-
-
-class Message(RequestModel):
-    """A message of a conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_listed)]
-    tool_calls: list[ToolCall] = Field([])
-    tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_idle_fields(cls, value: object) -> object:
-        """Drops empty fields, and an assistant's earlier thinking, which chat templates leave out as well."""
-        if not isinstance(value, dict):
-            return value
-        is_assistant = value.get("role") == "assistant"
-        found = {
-            name: item
-            for name, item in value.items()
-            if name in ("role", "content")
-            or not (item in (None, [], "") or (is_assistant and name.startswith("reasoning")))
-        }
-        if is_assistant and "tool_calls" in found and found.get("content") is None:
-            found["content"] = ""
-        return found
-
-    @model_validator(mode="after")
-    def _suits_its_role(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("has tool_calls, which an assistant alone makes")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise ValueError("must have a tool_call_id if and only if its role is tool")
-        return self
-
-    def to_chat(self) -> ChatMessage:
-        """Returns the message as prompts are made of it; a developer is a system by another name."""
-        role = "system" if self.role == "developer" else self.role
-        message = ChatMessage(role=role, content="".join(part.text for part in self.content))
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
-def _ends_with_user(messages: list[Message]) -> list[Message]:
-    roles = [message.role for message in messages]
-    if "user" not in roles or roles[-1] not in ("user", "tool"):
-        raise ValueError("must end with a user message, or after one with a tool's result")
-    return messages
-
-
-def _from_prompt(value: object) -> list[object]:
-    """Returns the only prompt as a user's message."""
-    prompts = _listed(value)
-    if len(prompts) != 1 or not isinstance(prompts[0], str):
-        raise ValueError("must be one string: this server takes neither several prompts nor tokens")
-    return _from_input(prompts[0])
-
-
-def _from_input(value: object) -> list[object]:
-    """Returns a text as a user's message, and messages without what `/v1/responses` adds to them."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    return as_messages(_listed(value))
 
 
 class StreamOptions(RequestModel):
@@ -218,7 +130,7 @@ class SearchFields(RequestModel):
     model: NonEmpty
     gambit: dict[str, Any] = Field({})
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
-    stop: Annotated[list[NonEmpty], BeforeValidator(_listed)] = Field([], max_length=MOST_STOPS)
+    stop: Annotated[list[NonEmpty], BeforeValidator(listed)] = Field([], max_length=MOST_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: User | None = None
@@ -239,7 +151,7 @@ class SearchFields(RequestModel):
 class ChatFields(SearchFields, ToolFields):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], AfterValidator(_ends_with_user)]
+    messages: Annotated[list[Message], AfterValidator(ends_with_user)]
     response_format: AnyFormat = TextFormat()
     chat_template_kwargs: TemplateOptions | None = None
     max_tokens: Length | None = None
@@ -249,14 +161,14 @@ class ChatFields(SearchFields, ToolFields):
 class CompletionFields(SearchFields):
     """The body of `/v1/completions`."""
 
-    messages: Annotated[list[Message], BeforeValidator(_from_prompt)] = Field(alias="prompt")
+    messages: Annotated[list[Message], BeforeValidator(from_prompt)] = Field(alias="prompt")
     max_tokens: Length | None = None
 
 
 class ResponseFields(SearchFields, ToolFields):
     """The body of `/v1/responses`."""
 
-    messages: Annotated[list[Message], BeforeValidator(_from_input), AfterValidator(_ends_with_user)] = Field(
+    messages: Annotated[list[Message], BeforeValidator(from_input), AfterValidator(ends_with_user)] = Field(
         alias="input"
     )
     instructions: str | None = None

@@ -1,4 +1,4 @@
-"""Tools in requests: their definitions, the choice among them, and calls and results of earlier turns."""
+"""Messages of requests, and tools: their definitions, the choice among them, calls and results of earlier turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gambit.answers.structured import NO_JSON, read_json
-from gambit.types import Toolbox
+from gambit.types import ChatMessage, Toolbox
 
 MOST_TOOLS = 128
 
@@ -105,10 +105,97 @@ class ToolFields(RequestModel):
         return Toolbox(shown, names, self.tool_choice, self.parallel_tool_calls)
 
 
-def as_messages(items: list[object]) -> list[object]:
-    """Returns the items of `/v1/responses` as messages: calls made together become one turn; thinking is left out."""
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+class TextPart(RequestModel, extra="ignore"):
+    """A piece of a message's text; other fields, such as annotations of an earlier answer, are ignored."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: object) -> object:
+        return {"type": "text", "text": value} if isinstance(value, str) else value
+
+
+def listed(value: object) -> list[object]:
+    """Returns a list; a single string may stand for a list of one."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("must be a string or an array")
+    return value
+
+
+class Message(RequestModel):
+    """A message of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(listed)]
+    tool_calls: list[ToolCall] = Field([])
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_fields(cls, value: object) -> object:
+        """Drops empty fields, and an assistant's earlier thinking, which chat templates leave out as well."""
+        if not isinstance(value, dict):
+            return value
+        is_assistant = value.get("role") == "assistant"
+        found = {
+            name: item
+            for name, item in value.items()
+            if name in ("role", "content")
+            or not (item in (None, [], "") or (is_assistant and name.startswith("reasoning")))
+        }
+        if is_assistant and "tool_calls" in found and found.get("content") is None:
+            found["content"] = ""
+        return found
+
+    @model_validator(mode="after")
+    def _suits_its_role(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("has tool_calls, which an assistant alone makes")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("must have a tool_call_id if and only if its role is tool")
+        return self
+
+    def to_chat(self) -> ChatMessage:
+        """Returns the message as prompts are made of it; a developer is a system by another name."""
+        role = "system" if self.role == "developer" else self.role
+        message = ChatMessage(role=role, content="".join(part.text for part in self.content))
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+def ends_with_user(messages: list[Message]) -> list[Message]:
+    roles = [message.role for message in messages]
+    if "user" not in roles or roles[-1] not in ("user", "tool"):
+        raise ValueError("must end with a user message, or after one with a tool's result")
+    return messages
+
+
+def from_prompt(value: object) -> list[object]:
+    """Returns the only prompt as a user's message."""
+    prompts = listed(value)
+    if len(prompts) != 1 or not isinstance(prompts[0], str):
+        raise ValueError("must be one string: this server takes neither several prompts nor tokens")
+    return from_input(prompts[0])
+
+
+def from_input(value: object) -> list[object]:
+    """Returns the input of `/v1/responses` as messages: a text is a user's, calls made together become one turn.
+
+    Earlier thinking is left out.
+    """
     messages: list[object] = []
-    for item in items:
+    for item in [{"role": "user", "content": value}] if isinstance(value, str) else listed(value):
         if not isinstance(item, dict):
             messages.append(item)
             continue
