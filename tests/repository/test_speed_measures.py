@@ -117,8 +117,25 @@ def test_the_gate_is_judged_by_what_was_faster():
     trees = [gated(20, 10, "forest", 7.0), gated(8, 10, "forest", 1.0), gated(11, 10, "stock", -1.0)]
     assert forest_speed.summary_of(trees) == {
         "right": 1, "of": 3, "slower_than_stock": 1, "most_slower_than_the_faster": 0.25, "promised_too_much": 1,
+        "slower_beyond_noise": 1, "share_of_best_gain": 0.727,  # (10 - 2) ms of 10 + 1
     }  # fmt: skip
+    trees[1]["noise_ms"] = 3.0
+    assert forest_speed.summary_of(trees)["slower_beyond_noise"] == 0
     assert forest_speed.summary_of([])["of"] == 0
+
+
+def test_the_verdict_compares_searches_that_differ_in_attention_alone():
+    rates = {"stock": {"tokens_per_second": 200.0}, "auto": {"tokens_per_second": 250.0}}
+    runs = {name: {"seconds": seconds, "completed": 64} for name, seconds in (
+        ("gambit, 1 islands, auto", 50.0), ("gambit, 1 islands, stock", 60.0), ("sc, 1 islands, stock", 70.0),
+    )}  # fmt: skip
+    gate = {"slower_beyond_noise": 1, "share_of_best_gain": 0.93}
+    found = forest_speed.verdict({"gate": gate, "plain": rates, "search": {"runs": runs}, "start": {}})
+    assert found["one tree at most is slower with auto"] and found["at least 90 % of the best gain"]
+    assert found["plain sampling, auto / stock"] == 1.25
+    assert found["searches, stock / auto in seconds"] == {"gambit, 1 islands": 1.2}
+    nothing = forest_speed.verdict({})
+    assert not nothing["one tree at most is slower with auto"] and not nothing["at least 90 % of the best gain"]
 
 
 def test_a_heads_width_is_given_or_computed():
