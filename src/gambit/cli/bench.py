@@ -10,12 +10,11 @@ from pydantic import Field
 
 from gambit.bench.datasets import GROUP, SYNTAX
 from gambit.bench.recipe import NOT_VARIED
-from gambit.cli.options import FILE, FOLDER, MANY, SEARCH_PANELS, SPREAD_PANEL, with_options
+from gambit.cli.options import FILE, FOLDER, MANY, SEARCH_PANELS, SPREAD_PANEL, run_argument, with_options
 from gambit.cli.scorer import MEMORY_RATIO, TRACES_AT_ONCE
 from gambit.cli.terminal import OK
 from gambit.config import registry
 from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel, EngineConfig, SearchConfig
-from gambit.storage.problems import runs_named
 
 BENCHMARK = "a name, hf:DATASET[:SPLIT], or a .jsonl, .json or .csv with question and answer"
 SAMPLING = (
@@ -74,12 +73,7 @@ def bench(options: BenchOptions, **flags: str | bool | None) -> int:
 def report(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER",
-            help="What `gambit bench` wrote (default: the newest in runs/).",
-            show_default=False,
-            autocompletion=runs_named,
-        ),
+        run_argument("FOLDER", "What `gambit bench` wrote (default: the newest in runs/)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,

@@ -23,6 +23,7 @@ from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, bu
 from gambit.config.presets import Preset
 from gambit.errors import UserError
 from gambit.events import Json
+from gambit.storage.problems import runs_named
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -222,6 +223,11 @@ def _metavar(name: str, schema: Mapping[str, Json]) -> str:
     assert isinstance(branches, list)
     kinds = {branch.get("type") for branch in branches if isinstance(branch, dict)}
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds and "string" not in kinds else "TEXT"
+
+
+def run_argument(metavar: str, about: str) -> Any:
+    """Returns an argument that shells complete with the folders in `runs/`."""
+    return typer.Argument(metavar=metavar, help=about, show_default=False, autocompletion=runs_named)
 
 
 def picked(model: type[Model], flags: Mapping[str, object]) -> Model:

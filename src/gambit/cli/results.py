@@ -102,7 +102,7 @@ def report(
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, value in (_facts if is_verbose else _main_facts)(result, verdict).items():
+    for name, value in _facts(result, verdict, is_verbose=is_verbose).items():
         facts.add_row(name, Text(value))
     parts: list[RenderableType] = [_headline(result, title)]
     if result.text:
@@ -166,39 +166,29 @@ def share_bar(share: float) -> str:
     return f"{share:4.0%} {'█' * round(BAR_WIDTH * share)}"
 
 
-def _main_facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
-    """Returns one line of costs, and what a reader must not miss."""
-    cost = f"{result.tokens.generated:,} tokens, {result.seconds.total:.1f} s"
-    traces = f"{result.counts.completed:,} traces completed, {result.counts.pruned:,} pruned"
+def _facts(result: SearchResult, verdict: str | None, *, is_verbose: bool) -> dict[str, str]:
+    """Returns one line of costs and what a reader must not miss; verbose, all that is known."""
+    counts, waiting = result.counts, result.waiting
     facts = {"expected": verdict} if verdict else {}
-    facts["cost"] = f"{cost}, {traces} (more: -v)"
-    if result.stop_reason is not StopReason.COMPLETED:
+    if is_verbose:
+        facts["traces"] = _trace_counts(counts, result.cuts)
+        facts["tokens"] = f"{result.tokens}; sharing {result.sharing.factor:.2f}"
+        facts["seconds"] = str(result.seconds)
+        facts["search"] = f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}")
+    else:
+        traces = f"{counts.completed:,} traces completed, {counts.pruned:,} pruned"
+        facts["cost"] = f"{result.tokens.generated:,} tokens, {result.seconds.total:.1f} s, {traces} (more: -v)"
+    if is_verbose or result.stop_reason is not StopReason.COMPLETED:
         facts["stopped"] = STOP_WORDS[result.stop_reason]
     if result.vote_warnings:
         facts["in doubt"] = "; ".join(result.vote_warnings)
-    return facts | ({"run": result.out_dir} if result.out_dir else {})
-
-
-def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
-    tokens, seconds = result.tokens, result.seconds
-    facts = {"expected": verdict} if verdict else {}
-    facts |= {
-        "traces": _trace_counts(result.counts, result.cuts),
-        "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed; "
-        f"sharing {result.sharing.factor:.2f}",
-        "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
-        "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
-        "stopped": STOP_WORDS[result.stop_reason],
-    }
-    if result.vote_warnings:
-        facts["in doubt"] = "; ".join(result.vote_warnings)
-    if (waiting := result.waiting).traces:
+    if is_verbose and waiting.traces:
         facts["waiting"] = (
             f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "
             f"{waiting.seconds / waiting.traces:.1f} s each, at most {waiting.most_seconds:.1f} s"
         )
-    if (verifier := result.verifier) is not None:
-        facts["verifier"] = _verifier_words(verifier)
+    if is_verbose and result.verifier is not None:
+        facts["verifier"] = _verifier_words(result.verifier)
     return facts | ({"run": result.out_dir} if result.out_dir else {})
 
 

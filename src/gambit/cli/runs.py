@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 import typer
 
 from gambit.answers import Grader
+from gambit.cli.options import run_argument
 from gambit.cli.results import Shown, Style
 from gambit.cli.terminal import FAILURE, OK, put, warn
 from gambit.errors import UserError
 from gambit.results.record import authors_tree, replay_log
 from gambit.storage.files import write_whole
-from gambit.storage.problems import newest_run, runs_named
+from gambit.storage.problems import newest_run
 from gambit.storage.run_folder import LOG_FILE, check_replaceable, check_writable, find_log, find_logs
 from gambit.view import write_page
 from gambit.view.race import race
@@ -23,21 +24,11 @@ from gambit.view.race import race
 def view(
     run: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's folder or log (default: the newest in runs/).",
-            show_default=False,
-            autocompletion=runs_named,
-        ),
+        run_argument("RUN", "A run's folder or log (default: the newest in runs/)."),
     ] = None,
     other: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="OTHER",
-            help="With --animate: a run for the same problem.",
-            show_default=False,
-            autocompletion=runs_named,
-        ),
+        run_argument("OTHER", "With --animate: a run for the same problem."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page (default: tree.html beside the log).")
@@ -87,12 +78,7 @@ def _animated(log: Path, other: Path | None, out: Path, expected: str | None) ->
 def replay(
     run: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="RUN",
-            help="The folder of a run or of several, or a log (default: the newest in runs/).",
-            show_default=False,
-            autocompletion=runs_named,
-        ),
+        run_argument("RUN", "The folder of a run or of several, or a log (default: the newest in runs/)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
     is_verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known.")] = False,

@@ -78,6 +78,9 @@ class Tokens:
     reused: int = 0
     recomputed: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.generated:,} generated, {self.reused:,} reused, {self.recomputed:,} recomputed"
+
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
@@ -86,6 +89,9 @@ class Seconds:
     total: float = 0.0
     engine: float = 0.0
     search: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.total:,.1f}, of these {self.engine:,.1f} engine, {self.search:,.1f} search"
 
 
 @dataclass(frozen=True, slots=True)

