@@ -6,7 +6,7 @@ Two are equal if they hold the same, however they are written: such an answer is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 from gambit.types import Toolbox
@@ -63,7 +63,7 @@ def calls_in(text: str, tools: Toolbox) -> list[Call]:
 
     They are sorted, since calls that are made together have no order.
     """
-    calls = list(_calls(text.rpartition(THINK_END)[2]))
+    calls = [_call_in(passage) for passage in text.rpartition(THINK_END)[2].split(CALL)[1:]]
     wanted = tools.names if tools.choice in ("auto", "required") else {tools.choice}
     if any(call is None or call["name"] not in wanted for call in calls):
         return []
@@ -73,23 +73,15 @@ def calls_in(text: str, tools: Toolbox) -> list[Call]:
     return [distinct[spelling] for spelling in sorted(distinct)]
 
 
-def _calls(text: str) -> Iterator[Call | None]:
-    """Yields the calls in a text; None for one that is broken."""
-    for passage in text.split(CALL)[1:]:
-        try:
-            call = read_json(passage.partition(CALL_END)[0].strip())
-            canonical_json(call)
-        except NO_JSON:
-            yield None
-            continue
-        yield _checked(call)
-
-
-def _checked(call: object) -> Call | None:
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+def _call_in(passage: str) -> Call | None:
+    """Returns the call after a tag; None for one that is broken."""
+    try:
+        call = read_json(passage.partition(CALL_END)[0].strip())
+        canonical_json(call)
+    except NO_JSON:
         return None
-    arguments = call.get("arguments", {})
-    return {"name": call["name"], "arguments": arguments} if isinstance(arguments, dict) else None
+    name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
+    return {"name": name, "arguments": arguments} if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def answered_calls(answer: str | None) -> list[Call]:
