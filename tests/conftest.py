@@ -62,11 +62,11 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    is_weekly = config.getoption("--hypothesis-profile") == "long"
+    is_weekly = config.getoption("--all")
     for item in items:
         item.add_marker(tier_of(item))
         if item.get_closest_marker("weekly") and not is_weekly:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-all` runs it"))
+            item.add_marker(pytest.mark.skip(reason="takes minutes: --all runs it, as `make test-all` does"))
 
 
 @pytest.fixture(autouse=True)

@@ -402,13 +402,9 @@ CHECKS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
-    if not (KINDS[request.param].is_core or request.config.getoption("--all")):
-        pytest.skip("runs every week: --all runs it now")
-    return request.param
-
-
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=() if kind.is_core else pytest.mark.weekly) for name, kind in KINDS.items()]
+)
 def test_the_contract_holds_for_models_of_each_kind(kind, subtests, request):
     bench, passed = Bench(KINDS[kind]), []
     for name, check in CHECKS.items():
