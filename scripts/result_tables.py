@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gambit.stats import mean_interval, resamples
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 NONE = "–"
@@ -257,6 +261,44 @@ def llm_prefix() -> str:
     return table(columns, rows)
 
 
+def chains_ranking() -> str:
+    judged = read("long_chains/judge.json")["chains"]["judged"]
+    names = {
+        "gru/line/14/outcome": "GRU over the thoughts of a trace",
+        "mlp/line/14/outcome": "**two layers (the scorer of the search)**",
+        "log-probability": "mean log-probability of the tokens so far",
+        "shorter": "fewer tokens so far",
+        "error so far": "*a step was wrong so far (known to the generator alone)*",
+    }
+    rows = []
+    for name, label in names.items():
+        found = [judged[name][f"answered {at}%"] for at in (25, 50, 75, 100)]
+        rows.append([label, *(f"{value:.3f} ({low:.3f}–{high:.3f})" for value, low, high in found)])
+    return table("score | AUC at 25 % of the tokens | 50 % | 75 % | 100 %", rows)
+
+
+def chains_search() -> str:
+    lines = (RESULTS / "long_chains" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs: dict[str, dict[str, Any]] = {}
+    for row in map(json.loads, lines):
+        pairs.setdefault(row["problem"], {})[row["variant"]] = row
+    counted: list[tuple[str, Callable[[Any], float]]] = [
+        ("accuracy", lambda row: row["correct"]),
+        ("accuracy of a majority vote", lambda row: row["revotes"]["majority"]),
+        ("accuracy of a vote weighed by score", lambda row: row["revotes"]["score"]),
+        ("pass@1", lambda row: row["right_traces"] / row["completed"]),
+    ]
+    rows = []
+    for label, figure in counted:
+        plain, ours = (np.array([figure(pair[name]) for pair in pairs.values()], float) for name in ("sc", "gambit"))
+        gap = mean_interval(ours - plain, resamples(len(pairs)))
+        rows.append([label, f"{number(100 * plain.mean())} %", f"{number(100 * ours.mean())} %",
+                     gain([100 * gap.value, 100 * gap.low, 100 * gap.high])])  # fmt: skip
+    tokens = [np.mean([pair[name]["generated"] for pair in pairs.values()]) for name in ("sc", "gambit")]
+    rows.append(["tokens", *(f"{each:,.0f}" for each in tokens), f"{number(100 * (tokens[1] / tokens[0] - 1))} %"])
+    return table("64 traces | plain sampling | Gambit | difference", rows)
+
+
 # -- scorers ---------------------------------------------------------------------------------------------------------
 
 
@@ -327,8 +369,13 @@ def reversed_scorers() -> str:
 
 
 def vllm_speed() -> str:
-    names = {"gpu_speed": "Qwen3-4B", "gpu_speed_phi4": "Phi-4-14B", "gpu_speed_8b": "Qwen3-8B *(earlier code)*",
-             "gpu_speed_pawn": "pawn, limited by the host *(earlier code)*"}  # fmt: skip
+    names = {
+        "gpu_speed_house": "Qwen3-4B",
+        "gpu_speed": "Qwen3-4B *(earlier code)*",
+        "gpu_speed_phi4": "Phi-4-14B *(earlier code)*",
+        "gpu_speed_8b": "Qwen3-8B *(earlier code)*",
+        "gpu_speed_pawn": "pawn, limited by the host *(earlier code)*",
+    }
     rows = []
     for name, label in names.items():
         overhead = read(f"{name}.json")["overhead"]
@@ -389,6 +436,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pawn-votes": pawn_votes, "pawn-methods": pawn_methods, "pawn-eleven": pawn_eleven, "pawn-rounds": pawn_rounds,
     "pawn-forced": pawn_forced, "pawn-prefix": pawn_prefix, "llm-votes": llm_votes, "llm-searches": llm_searches,
     "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-islands": llm_islands, "llm-prefix": llm_prefix,
+    "chains-ranking": chains_ranking, "chains-search": chains_search,
     "simulated": simulated, "state-scorers": state_scorers, "verifiers": verifiers, "noisy": noisy,
     "reversed": reversed_scorers,
     "vllm-speed": vllm_speed, "forest": forest, "forest-search": forest_search, "cpu": cpu,
