@@ -22,7 +22,7 @@ from gambit.cli import main as start_command
 from gambit.cli.app import app
 from gambit.cli.progress import SearchScreen
 from gambit.cli.results import report
-from gambit.config.options import EngineConfig, SearchConfig
+from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
 from gambit.results.record import fold, replay
 from gambit.results.result import SearchResult
 from gambit.scorers.base import ScorerInfo
@@ -108,7 +108,7 @@ def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     told = " ".join(Outcome("replay", "here", "-v").out.split())
     assert f"2 islands, swaps of 2 by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
     assert "roots islands" in told, "the vote table has both"
-    alone = solve("a=1", "--islands", "1").out
+    alone = solve("a=1", "--islands", "1", "-v").out
     assert "islands = 1 is given" in alone and "roots islands" not in " ".join(alone.split())
     assert json.loads(solve("a=1", "--json", "--policy", "sc").out)["pool"] is None
 
@@ -221,7 +221,7 @@ def test_options_of_a_policy_are_laid_over_those_of_the_config_file_one_by_one(s
 
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help-all").out
-    special = {"enable_thinking", "engine_options", "policy_options", "verifier_options"}
+    special = {"enable_thinking", *NESTED_OPTIONS}
     names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - special
     assert {name for name in names if "--" + name.replace("_", "-") not in text} == set()
     assert "--no-thinking" in text and "--engine-option " in text and "--policy-option " in text
