@@ -41,6 +41,7 @@ OF_OTHERS = {
     "--parts",
     "--tasks",
     "--torch-backend",
+    "--verdict",
 }
 MOST_LINES, MOST_WORDS = 250, 20_000  # of a page, of all
 GENERATED = re.compile(r"<!-- ([\w-]+): begin -->.*?<!-- \1: end -->", re.DOTALL)
