@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.charts import Axis, Point, Series, chart, stacked
+from scripts.result_tables import chains_gain
 
 from gambit.results.dots import Dot, dot_plot
 from gambit.results.html import Markup
@@ -36,7 +37,7 @@ LLM_SEARCHES = {
     "llm_verifier_search/quarter": "… ¼ of the KV cache",
     "llm_verifier_rounds/search": "… in rounds",
 }
-LLM_SETS = {"math500_dev": "state scorer, MATH", "gsm8k_dev": "state scorer, GSM8K"}
+LLM_SETS = {"math500_dev": "state scorer, MATH", "gsm8k_dev": "… GSM8K"}
 ROUNDS = {
     "sc": ("voting", (-10, 22, "end")),
     "sc-rounds-0.6": ("voting in rounds", (-10, 22, "end")),
@@ -76,6 +77,8 @@ def llm() -> Markup:
         [gain] = [each["gain"] for each in compared
                   if (each["benchmark"], each["first"], each["second"]) == (name, "gambit", "sc")]  # fmt: skip
         dots.append(Dot(label, *_percent(gain), is_ours=True))
+    gain = chains_gain(lambda row: row["correct"])
+    dots.append(Dot("… long chains", *(round(each, 1) for each in gain), is_ours=True))
     return dot_plot("Qwen2.5-Coder-1.5B-Instruct: points above voting", dots, unit="", is_difference=True)
 
 
@@ -101,7 +104,8 @@ def scorer() -> Markup:
     x = Axis("AUC of the scorer half-way through a chain", (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9))
     y = Axis("points above majority voting", (-5, 0, 5, 10, 15, 20))
     [ours] = [each for each in _read("llm_verifier_more_problems.json")["rankings"] if each["name"] == "lora"]
-    marks = ((ours["auc"]["0.5"]["value"], "our verifier"),)
+    chains = _read("long_chains/judge.json")["chains"]["judged"]["mlp/line/14/outcome"]["answered 50%"]
+    marks = ((ours["auc"]["0.5"]["value"], "our verifier"), (chains[0], "long chains"))
     return chart("Simulated: points gained, by the scorer's AUC", x, y, series, marks)
 
 

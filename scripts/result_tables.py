@@ -277,11 +277,24 @@ def chains_ranking() -> str:
     return table("score | AUC at 25 % of the tokens | 50 % | 75 % | 100 %", rows)
 
 
-def chains_search() -> str:
+def chains_pairs() -> list[dict[str, Any]]:
+    """Returns the rows of plain sampling and of Gambit, by variant, for each problem that both have finished."""
     lines = (RESULTS / "long_chains" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     pairs: dict[str, dict[str, Any]] = {}
     for row in map(json.loads, lines):
         pairs.setdefault(row["problem"], {})[row["variant"]] = row
+    return list(pairs.values())
+
+
+def chains_gain(figure: Callable[[Any], float]) -> list[float]:
+    """Returns what Gambit gains over plain sampling on long chains, in points, with its interval."""
+    gaps = np.array([float(figure(pair["gambit"])) - float(figure(pair["sc"])) for pair in chains_pairs()])
+    gap = mean_interval(gaps, resamples(len(gaps)))
+    return [100 * gap.value, 100 * gap.low, 100 * gap.high]
+
+
+def chains_search() -> str:
+    pairs = chains_pairs()
     counted: list[tuple[str, Callable[[Any], float]]] = [
         ("accuracy", lambda row: row["correct"]),
         ("accuracy of a majority vote", lambda row: row["revotes"]["majority"]),
@@ -290,11 +303,9 @@ def chains_search() -> str:
     ]
     rows = []
     for label, figure in counted:
-        plain, ours = (np.array([figure(pair[name]) for pair in pairs.values()], float) for name in ("sc", "gambit"))
-        gap = mean_interval(ours - plain, resamples(len(pairs)))
-        rows.append([label, f"{number(100 * plain.mean())} %", f"{number(100 * ours.mean())} %",
-                     gain([100 * gap.value, 100 * gap.low, 100 * gap.high])])  # fmt: skip
-    tokens = [np.mean([pair[name]["generated"] for pair in pairs.values()]) for name in ("sc", "gambit")]
+        shares = [100 * float(np.mean([figure(pair[name]) for pair in pairs])) for name in ("sc", "gambit")]
+        rows.append([label, *(f"{number(each)} %" for each in shares), gain(chains_gain(figure))])
+    tokens = [np.mean([pair[name]["generated"] for pair in pairs]) for name in ("sc", "gambit")]
     rows.append(["tokens", *(f"{each:,.0f}" for each in tokens), f"{number(100 * (tokens[1] / tokens[0] - 1))} %"])
     return table("64 traces | plain sampling | Gambit | difference", rows)
 
