@@ -33,7 +33,7 @@ from benchmarks.long_chains.answers import answer_in, expected_votes
 from benchmarks.long_chains.problems import PHRASES, generate, prompt
 
 FAMILIES = ("chains", "moves")
-SIZES = {"chains": (8, 12, 16, 20), "moves": (3, 5, 7, 10)}
+SIZES = {"chains": (12, 16, 20, 24, 32), "moves": (3, 5, 7, 10)}
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 FIRST_TEMPERATURE = 0.6
 WANTED = 0.35  # traces that are right: at a half or more the vote leaves nothing to win
@@ -328,18 +328,24 @@ def settled(text: str) -> dict[str, list[Setting]]:
     return {family: [Setting(family, int(size), phrase, float(heat)) for size in sizes.split("+")]}
 
 
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def counts(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in (each.split("=") for each in text.split(","))}
 
 
-def choose(sampler: Sampler, record: dict[str, Any]) -> dict[str, list[Setting]]:
+def choose(
+    sampler: Sampler, record: dict[str, Any], families: Sequence[str], phrases: Sequence[str]
+) -> dict[str, list[Setting]]:
     """Returns each family's setting; everything tried goes into the record."""
     first = [
         Setting(family, size, phrase, FIRST_TEMPERATURE)
-        for family in FAMILIES for size in SIZES[family] for phrase in PHRASES
+        for family in families for size in SIZES[family] for phrase in phrases
     ]  # fmt: skip
     record["sizes"] = sampler.try_out("sizes", first, 30, 8)
-    picked = {each: chosen_size([row for row in record["sizes"] if row["family"] == each]) for each in FAMILIES}
+    picked = {each: chosen_size([row for row in record["sizes"] if row["family"] == each]) for each in families}
     second = [Setting(f, size, phrase, heat) for f, (phrase, size) in picked.items() for heat in TEMPERATURES]
     record["temperatures"] = sampler.try_out("temperatures", second, 60, 12)
     settings = {}
@@ -372,7 +378,10 @@ def main() -> None:
         "--end", type=float, default=float("inf"), help="seconds since the epoch; unfinished traces are left"
     )
     parser.add_argument("--settled", metavar="FAMILY:SIZE[+SIZE...]/PHRASE/TEMPERATURE", help="choose nothing")
+    parser.add_argument("--families", type=names, default=FAMILIES, metavar="NAME,...", help="to choose settings of")
+    parser.add_argument("--phrases", type=names, default=list(PHRASES), metavar="NAME,...", help="to choose from")
     parser.add_argument("--counts", type=counts, default={}, metavar="SPLIT=N,...", help="problems of each split")
+    parser.add_argument("--only-settings", action="store_true", help="choose settings, collect nothing")
     parser.add_argument("--longest", type=int, default=2048, help="tokens of a trace at most")
     parser.add_argument("--fake", action="store_true")
     options = parser.parse_args()
@@ -381,11 +390,14 @@ def main() -> None:
     sampler = Sampler(options, engines)
     engines.wait_until_ready()
     record: dict[str, Any] = {"model": options.model, "engines": options.engines, "rows": options.rows}
-    settings = settled(options.settled) if options.settled else choose(sampler, record)
+    if options.settled:
+        settings = settled(options.settled)
+    else:
+        settings = choose(sampler, record, options.families, options.phrases)
     record["chosen"] = {family: [asdict(each) for each in own] for family, own in settings.items()}
     (options.out / "settings.json").write_text(json.dumps(record, indent=1))
     for family in settings:
-        if time.time() < options.until:
+        if time.time() < options.until and not options.only_settings:
             sampler.collect([f"{family}-{split}" for split in ("judge", "dev", "train")], settings)
     record["tokens"], record["seconds"] = sampler.num_tokens, round(time.monotonic() - BEGAN, 1)
     (options.out / "settings.json").write_text(json.dumps(record, indent=1))
