@@ -249,6 +249,21 @@ def test_a_model_that_cannot_use_its_own_cache_runs_without_it():
     assert logits.argmax(-1).tolist() == list(tokens)
 
 
+@pytest.mark.parametrize("kind", ["nemotron_h", "gpt_oss", "qwen3_next"])
+def test_half_precision_keeps_traces_together(kind):
+    """Logits of Nemotron-H are float32 also in a model of half precision."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GambitWarning)  # of a model that runs one trace at a time
+        model = PoolModel(KINDS[kind].build().to(torch.bfloat16), "tiny")
+    engine = LocalEngine(model, tiny_tokenizer(), ProjectionScorer())
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=20), spec(1, tokens=20)])
+    run(engine, 9)
+    engine.submit([spec(2, sampling=GREEDY, tokens=20, inherited=9, parent=TraceKey(1, 0))])
+    tokens = tokens_of(finish(engine))
+    assert tokens[2] == tokens[0] != tokens[1]
+
+
 def test_inner_layers_with_several_states_of_a_token_have_no_scorer():
     engine = start_local(ProjectionScorer(layers=(1, -1)), model=KINDS["gemma3n"].build())
     open_search(engine)
