@@ -39,6 +39,7 @@ OF_OTHERS = {
     "--help",
     "--overrides",
     "--parts",
+    "--verdict",
     "--tasks",
     "--torch-backend",
     "--verdict",
