@@ -42,7 +42,6 @@ OF_OTHERS = {
     "--verdict",
     "--tasks",
     "--torch-backend",
-    "--verdict",
 }
 MOST_LINES, MOST_WORDS = 250, 20_000  # of a page, of all
 GENERATED = re.compile(r"<!-- ([\w-]+): begin -->.*?<!-- \1: end -->", re.DOTALL)
