@@ -112,13 +112,3 @@ def _point(point: Point, across: Place, up: Place) -> list[Markup]:
     if point.label:
         parts.append(tag("text", point.label, x=x + aside, y=y + below, text_anchor=anchor))
     return parts
-
-
-def stacked(pictures: Sequence[Markup]) -> Markup:
-    """Returns pictures below each other as one."""
-    inner, top = [], 0.0
-    for picture in pictures:
-        height = float(str(picture).partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])
-        inner.append(Markup(str(picture).replace("<svg ", f'<svg y="{top:g}" height="{height:g}" ', 1)))
-        top += height + 12
-    return tag("svg", *inner, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {top - 12:g}", role="img")

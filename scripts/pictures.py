@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from scripts.charts import Axis, Point, Series, chart, stacked
+from scripts.charts import Axis, Point, Series, chart
 from scripts.result_tables import chains_gain
 
-from gambit.results.dots import Dot, dot_plot
+from gambit.results.dots import Dot, dot_plot, stacked
 from gambit.results.html import Markup
 
 ROOT = Path(__file__).resolve().parents[1]

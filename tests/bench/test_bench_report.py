@@ -3,28 +3,27 @@
 import dataclasses
 import itertools
 import re
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
 from gambit.bench.recipe import BenchVariant, recipe_from
-from gambit.bench.report import _bounds, made_with, write_report
+from gambit.bench.report import made_with, write_report
 from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
 from gambit.bench.summary import BenchSummary, ProblemTable, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings, headline
 from gambit.cli.progress import BenchScreen
 from gambit.errors import UserError
+from gambit.results.dots import Dot
 from gambit.stats import Interval
 from gambit.tree import TraceTree
 from gambit.types import Aggregation, EndReason
-from gambit.view.series import styles_for
 
 
 def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: str = "b", **more: object) -> Row:
@@ -359,11 +358,8 @@ def test_the_page_stands_alone_and_has_both_themes(run: Path) -> None:
     page = (run / "report.html").read_text()
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"|<!--.*?-->|<metadata>.*?</metadata>', "", page, flags=re.DOTALL)
     assert "http" not in without_names and not re.search(r"<(script|link|img|iframe)\b", page)
-    assert page.count("<svg") == 6 and page.count('class="dots"') == 1 and "prefers-color-scheme: dark" in page
-    assert figures.INK not in page and "currentColor" in page  # figures follow the page's colours
+    assert page.count("<svg") == page.count('class="dots"') == 7 and "prefers-color-scheme: dark" in page
     assert "&lt;m&gt;" in page and "<m>" not in page
-    ids = re.findall(r'\bid="(p[0-9a-f]{8,})"', page)
-    assert len(ids) == len(set(ids)), "two figures share a clip path"
 
 
 def test_the_page_begins_with_a_sentence_and_a_plot_and_folds_its_tables(run: Path) -> None:
@@ -385,21 +381,20 @@ def test_the_sentence_claims_no_more_than_is_shown() -> None:
 def test_figures_and_words_are_written_in_every_form(run: Path) -> None:
     report = write_report(run)
     pictures = sorted(path.name for path in (run / "figures").iterdir())
-    assert pictures == [f"{name}-b.png" for name in ("lengths", "pool", "seconds", "throughput", "tradeoff")]
-    assert all((run / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    words = (
+        "KV_tokens_in_use_over_seconds_and_most",
+        "accuracy",
+        "own_tokens_of_a_trace_middle_80_",
+        "running_traces_over_seconds_and_most",
+        "seconds_a_problem",
+        "tokens_a_problem",
+        "tokens_of_a_trace_middle_80_",
+    )
+    assert pictures == [f"b_{each}.svg" for each in words]
     for name in pictures:
         assert f"(figures/{name})" in report.to_markdown()
+        assert (run / "figures" / name).read_text() in (run / "report.html").read_text()
     assert "| gambit | 30 | 83.3 (" in report.to_markdown()
-
-
-def test_without_matplotlib_the_tables_remain(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gambit.bench.report.find_spec", lambda name: None)
-    report = write_report(run)
-    page = (run / "report.html").read_text()
-    assert (
-        "matplotlib is not installed" in report.to_markdown() and page.count("<svg") == page.count('class="dots"') == 1
-    )
-    assert not (run / "figures").exists()
 
 
 @pytest.mark.parametrize("line", ["garbage", "[]"])
@@ -461,36 +456,39 @@ def test_nothing_is_drawn_where_nobody_looks() -> None:
 
 # -- figures ---------------------------------------------------------------------------------------------------
 
-MANY = ("sc", "step", "gambit", "deepconf", "slim-sc", "best-of-n", "single", "step, pruned vote")
+
+def drawn(rows: list[Row], *labels: str) -> dict[str, str]:
+    return dict(figures.further(summary_of(rows, *labels), rows))
 
 
-def pictures(*labels: str) -> dict[str, figures.Picture]:
-    """Every method with the very same rows, the worst case for telling them apart."""
-    rows = [row(label, i, i % 2 == 0) for label in labels for i in range(4)]
-    return {p.name.split("-")[0]: p for p in figures.draw_all(summary_of(rows, *labels), rows)}
+def places(picture: str, what: str) -> list[list[str]]:
+    return re.findall(rf'<{what} [^>]*?points="([^"]*)"', picture)
 
 
-def test_every_text_of_a_figure_is_nine_pixels_high_at_a_width_of_400() -> None:
-    for name, picture in pictures(*MANY).items():
-        width = float(re.search(r'viewBox="0 0 ([\d.]+)', picture.svg).group(1))
-        sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", picture.svg)]
-        assert sizes and min(sizes) * 400 / width >= 9, name
+def test_a_plot_of_lengths_has_the_median_and_the_middle_80_percent() -> None:
+    rows = [row("sc", 0, True, total_lengths=tuple(range(0, 1001, 10)))]
+    picture = drawn(rows, "sc")["b: tokens of a trace, middle 80 %"]
+    assert "sc 500</title>" in picture and 'x1="240.2" x2="449.8"' in picture, "from 100 to 900 on an axis to 1000"
 
 
-def test_methods_with_the_same_figures_do_not_hide_each_other() -> None:
-    drawn = pictures("sc", "step")
-    for name in ("tradeoff", "pool", "lengths"):
-        pixels = np.rint(255 * imread(BytesIO(drawn[name].png))[:, :, :3])
-        panels = pixels[: 4 * len(pixels) // 5]  # the legend is below them
-        for variant, style in styles_for(("sc", "step")).items():
-            colour = [int(style.colour[i : i + 2], 16) for i in (1, 3, 5)]
-            assert (np.abs(panels - colour).max(axis=-1) < 40).sum() > 100, (name, variant)
+def test_a_curve_of_the_pool_rises_and_falls_as_the_pool_does() -> None:
+    rows = [row(name, i, True) for name in ("sc", "gambit") for i in range(4)]
+    picture = drawn(rows, "sc", "gambit")["b: running traces over seconds, and most"]
+    assert "sc at most 4; gambit at most 4" in picture
+    first, second = ([float(point.split(",")[1]) for point in curve.split()] for curve in places(picture, "polyline"))
+    assert len(first) == figures.NUM_MOMENTS and first[0] == first[-1] == max(first) == min(first) + 26
+    assert second == [y + 34 for y in first], "the same curve a row lower"
 
 
-def test_ten_methods_differ_in_colour_marker_and_dashes_each_by_itself() -> None:
-    styles = list(styles_for([str(i) for i in range(10)]).values())
-    for part in ("colour", "marker", "dashes", "width"):
-        assert len({getattr(style, part) for style in styles}) == 10, part
+def test_a_swept_option_has_a_row_for_each_value_below_the_other_methods() -> None:
+    methods = [
+        BenchVariant("sc", "sc", {}),
+        *(BenchVariant(f"c{n}", "gambit", {"capacity": n}, ("capacity",)) for n in (8, 16)),
+    ]
+    rows = [row(method.label, i, True, generated=n) for n, method in enumerate(methods, start=1) for i in range(4)]
+    found = dict(figures.further(summarise(rows, methods, ("b",), range(1), len(rows)), rows))
+    assert "sc 100.0 %; 8 100.0 %; 16 100.0 %" in found["b: accuracy by gambit capacity"]
+    assert "sc 1; 8 2; 16 3" in found["b: tokens by gambit capacity"]
 
 
 def test_a_report_has_pass_at_k_majority_at_k_and_the_accuracy_of_each_seed(tmp_path: Path) -> None:
@@ -522,5 +520,5 @@ def test_tables_are_written_for_spreadsheets_and_for_latex() -> None:
 
 
 def test_one_problem_has_a_point_without_a_bar() -> None:
-    assert _bounds(Interval(0.5, float("nan"), float("nan"))) == (0.5, 0.5)
-    assert _bounds(Interval(0.5, 0.4, 0.6)) == (0.4, 0.6)
+    assert Dot.of("sc", Interval(0.5, float("nan"), float("nan")), is_ours=False) == Dot("sc", 0.5, 0.5, 0.5)
+    assert Dot.of("gambit", Interval(0.5, 0.4, 0.6), is_ours=True, scale=100) == Dot("gambit", 50, 40, 60, is_ours=True)

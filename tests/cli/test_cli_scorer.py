@@ -95,13 +95,13 @@ def test_training_says_why_it_keeps_what_does_not_look_best(tmp_path, capsys):
 
 
 def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
-    scorer, report, plot = tmp_path / "a.safetensors", tmp_path / "r" / "a.json", tmp_path / "a.png"
+    scorer, report, plot = tmp_path / "a.safetensors", tmp_path / "r" / "a.json", tmp_path / "a.svg"
     Outcome("train", "--data", folder, "--out", scorer, "--device", "cpu", "--epochs", "2", "--objective", "prefix")
     judged = Outcome("eval", scorer, "confidence", "--data", folder, "--part", "all", "--device", "cpu",
                      "--out", report, "--plot", plot)  # fmt: skip
     assert judged.code == 0, judged.err
     assert "a beats every baseline" in judged.out and "confidence is not shown to beat token confidence" in judged.out
-    assert "40 with both right and wrong traces" in judged.out and plot.stat().st_size > 10_000
+    assert "40 with both right and wrong traces" in judged.out and plot.read_text().count('class="title"') == 8
     assert {"num_problems", "rankings", "comparisons", "conclusions"} <= set(json.loads(report.read_text()))
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.text import Text
 
 from gambit.cli.scorer_work import show_report
 from gambit.errors import UserError
@@ -45,7 +44,7 @@ from gambit.training.networks import (
     straight_network,
     terms_of,
 )
-from gambit.training.plot import draw, draw_figure
+from gambit.training.plot import draw
 from gambit.training.scoring import (
     QUARTERS,
     Pairs,
@@ -619,22 +618,26 @@ def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tm
     assert by_name["fewer thoughts"].mean_auc.low > 0.5, "wrong traces of this data are longer"
     assert "mlp beats every baseline" in conclusions(report)
     assert all(0 <= each.error <= 1 and sum(b.count for b in each.bins) == 300 for each in by_name["mlp"].calibration)
-    draw(report, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     plain = json.loads(json.dumps(report_json(report)))
     assert plain["rankings"][0]["auc"]["0.5"]["value"] == by_name["mlp"].auc[0.5].value
 
 
-def test_the_plot_is_readable_at_400_pixels_and_without_colours(checkpoints, data):
+def test_the_plot_has_a_row_for_each_scorer_and_each_bin_of_its_calibration(checkpoints, data):
     report = evaluate(
         {name: (load_checkpoint(checkpoints[name]), data) for name in ("mlp", "sequence")}, data.all_traces(), CPU
     )
-    figure = draw_figure(report)
-    texts = [text for text in figure.findobj(Text) if text.get_text()]
-    assert min(text.get_fontsize() for text in texts) / 72 * 400 / figure.get_figwidth() >= 9
-    lines = [line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")]
-    assert len(lines) == len(report.rankings) == len({line.get_marker() for line in lines})
-    assert [axes.get_legend() for axes in figure.axes] == [None] * 3 and len(figure.legends) == 1
+    drawn = draw(report)
+    titles = re.findall(r'class="title"[^>]*>([^<]*)', drawn)
+    assert titles == [
+        "AUC within problems, mean of the four",
+        *(f"AUC at {percent}% of the thoughts" for percent in (25, 50, 75, 100)),
+        *(f"pairs ranked right at {percent}%" for percent in (50, 100)),
+        *(f"{name}: share of right traces" for name in ("mlp", "sequence")),
+    ]
+    said = "; ".join(f"{each.name} {each.auc[0.5].value:.3f}" for each in report.rankings)
+    assert f"<title>AUC at 50% of the thoughts: {said}</title>" in drawn
+    bins = [each for ranking in report.rankings if ranking.calibration for each in ranking.calibration[-1].bins]
+    assert drawn.count("<circle") == 7 * len(report.rankings) + len(bins)
 
 
 def of_problems(data, *problems):

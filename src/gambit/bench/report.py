@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit.bench.datasets import slug
-from gambit.bench.figures import Picture, draw_all
+from gambit.bench.figures import accuracies, further
 from gambit.bench.folder import BenchPlan, read_environments, read_plan
 from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings, headline
-from gambit.errors import GambitError, UserError, install_line
-from gambit.results.dots import Dot, dot_plot
+from gambit.errors import GambitError, UserError
 from gambit.results.html import Markup, joined, page, tag
-from gambit.stats import Interval
 from gambit.view import write_page
 
-NO_FIGURES = f"Figures were left out: matplotlib is not installed here ({install_line('bench')})."
 FIGURES_FOLDER = "figures"
 TABLES_FOLDER = "tables"
 PAGES_FOLDER = "trees"
@@ -67,13 +62,12 @@ class Report:
     environment: Mapping[str, str]
     figures: Mapping[str, object]  # of the JSON file
     headline: str = ""
-    plots: Sequence[Markup] = ()  # of the page alone
-    pictures: Sequence[Picture] = ()
+    plots: Mapping[str, Markup] = field(default_factory=dict)  # by title, shown first
+    pictures: Mapping[str, Markup] = field(default_factory=dict)  # folded on the page
     links: Sequence[tuple[str, str]] = ()  # target, text
-    notes: Sequence[str] = ()
 
     def write(self, folder: Path) -> None:
-        """Writes report.md, report.json, report.html, tables/*.csv and *.tex, and figures/*.png."""
+        """Writes report.md, report.json, report.html, tables/*.csv and *.tex, and figures/*.svg."""
         files = {"md": self.to_markdown(), "json": self.to_json(), "html": page(self.title, STYLE, self._elements())}
         for name, text in files.items():
             (folder / f"report.{name}").write_text(text, encoding="utf-8")
@@ -82,10 +76,9 @@ class Report:
             name = slug(each.title.lower().replace("@", "_at_"))
             (folder / TABLES_FOLDER / f"{name}.csv").write_text(each.to_csv(), encoding="utf-8")
             (folder / TABLES_FOLDER / f"{name}.tex").write_text(each.to_latex(), encoding="utf-8")
-        if self.pictures:
+        for title, picture in {**self.plots, **self.pictures}.items():
             (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
-        for picture in self.pictures:
-            (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
+            (folder / _figure_file(title)).write_text(picture, encoding="utf-8")
 
     def to_json(self) -> str:
         return json.dumps(self.figures, indent=2, ensure_ascii=False)
@@ -96,10 +89,10 @@ class Report:
         parts += [self.tables[0].to_markdown()]
         if self.findings:
             parts.append("## What is shown and what is not\n\n" + "\n".join(f"- {line}" for line in self.findings))
-        parts += [f"![{picture.caption}]({FIGURES_FOLDER}/{picture.name}.png)" for picture in self.pictures]
+        parts += [f"![{title}]({_figure_file(title)})" for title in (*self.plots, *self.pictures)]
         parts += [table.to_markdown() for table in self.tables[1:]]
         parts.append("## Made with\n\n" + "\n".join(f"- {key}: {value}" for key, value in self.environment.items()))
-        return "\n\n".join([*parts, *self.notes]) + "\n"
+        return "\n\n".join(parts) + "\n"
 
     def _elements(self) -> Iterator[Markup]:
         """Yields the page: a sentence, a plot and the claims come first, since readers come for these."""
@@ -107,20 +100,23 @@ class Report:
         if self.headline:
             yield tag("p", self.headline, class_="headline")
         yield tag("p", self.lead, class_="lead")
-        yield from (tag("figure", plot) for plot in self.plots)
+        yield from (tag("figure", plot) for plot in self.plots.values())
         yield _bullets(self.cautions, "caution")
         if self.findings:
             yield joined([tag("h2", "What is shown and what is not"), _bullets(self.findings)])
         yield from (table.to_html(is_open=number == 0 and not self.plots) for number, table in enumerate(self.tables))
         if self.pictures:
-            figures = (tag("figure", picture.svg, tag("figcaption", picture.caption)) for picture in self.pictures)
+            figures = (tag("figure", picture) for picture in self.pictures.values())
             yield tag("details", tag("summary", tag("h2", "Figures")), *figures)
         if self.links:
             links = [tag("a", text, href=target) for target, text in self.links]
             yield joined([tag("h2", "Trees of single searches"), _bullets(links)])
         pairs = [element for name, text in self.environment.items() for element in (tag("dt", name), tag("dd", text))]
         yield joined([tag("h2", "Made with"), tag("dl", *pairs)])
-        yield from (tag("p", note, class_="note") for note in self.notes)
+
+
+def _figure_file(title: str) -> str:
+    return f"{FIGURES_FOLDER}/{slug(title)}.svg"
 
 
 def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
@@ -128,14 +124,13 @@ def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
 
 
 def write_report(folder: Path, *, with_trees: bool = True) -> Report:
-    """Writes report.md, report.json, report.html, tables, figures/*.png and trees/*.html into the run's folder."""
+    """Writes report.md, report.json, report.html, tables, figures/*.svg and trees/*.html into the run's folder."""
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]
     summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks)
     if not summary.cells:
         raise UserError(f"{folder}: no problem has been searched by every method yet, so that nothing can be compared")
-    pictures = list(draw_all(summary, rows)) if find_spec("matplotlib") is not None else []
     environment = _environment(folder, plan)
     report = Report(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
@@ -146,31 +141,12 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
         tables=all_tables(summary),
         environment=environment,
         figures={"plan": plan.to_json(), "environment": environment, **dataclasses.asdict(summary)},
-        plots=list(_plots(summary)),
-        pictures=pictures,
+        plots=dict(accuracies(summary)),
+        pictures=dict(further(summary, rows)),
         links=tree_pages(folder, rows, summary) if with_trees else [],
-        notes=[] if pictures else [NO_FIGURES],
     )
     report.write(folder)
     return report
-
-
-def _plots(summary: BenchSummary) -> Iterator[Markup]:
-    """Yields a plot per benchmark: the accuracy of each method."""
-    for benchmark in summary.benchmarks:
-        dots = [
-            Dot(cell.variant, 100 * cell.accuracy.value, 100 * low, 100 * high, cell.variant == "gambit")
-            for cell in summary.cells
-            if cell.benchmark == benchmark
-            for low, high in [_bounds(cell.accuracy)]
-        ]
-        if dots:
-            yield dot_plot(f"{benchmark}: accuracy", dots)
-
-
-def _bounds(found: Interval) -> tuple[float, float]:
-    """Returns the ends of an interval; of one problem, from which nothing can be resampled, its value twice."""
-    return (found.value, found.value) if math.isnan(found.low) else (found.low, found.high)
 
 
 def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:

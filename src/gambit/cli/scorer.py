@@ -200,9 +200,7 @@ class EvalOptions(CheckedModel):
         AUTO, description="all, test, validation, train; auto: test of the collection it was trained on, else all"
     )
     out: Path | None = Field(None, description="write the report as JSON", json_schema_extra=FILE)
-    plot: Path | None = Field(
-        None, description="write the ranking curves as PNG (needs matplotlib)", json_schema_extra=FILE
-    )
+    plot: Path | None = Field(None, description="write plots of ranks and calibration (.svg)", json_schema_extra=FILE)
     write: bool = Field(False, description="write the figures into the checkpoints: searches trust them by these")
     model: str | None = Field(None, description="of a verifier, where its own name does not lead to the weights")
     device: str = Field(AUTO, description=DEVICES)

@@ -311,10 +311,7 @@ def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
     if out is not None:
         check_replaceable(out, ".json")
     if plot is not None:
-        from gambit.training.plot import check_installed
-
-        check_replaceable(plot, ".png")
-        check_installed()
+        check_replaceable(plot, ".svg")
     with only_our_warnings():
         found = judge_scorers(
             names, data, options.part, device=options.device, model=options.model,
@@ -329,7 +326,8 @@ def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
     if plot is not None:
         from gambit.training.plot import draw
 
-        draw(found, plot)
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_text(draw(found), encoding="utf-8")
     if options.as_json:
         typer.echo(text)
     else:

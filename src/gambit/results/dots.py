@@ -1,12 +1,13 @@
-"""A plot of values with their intervals, one row each, as an SVG that needs no library and reads on a phone."""
+"""Plots of values with their intervals or of curves, one row each, as SVGs that need no library and read on a phone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gambit.results.html import Markup, tag
+from gambit.stats import Floats, Interval
 
 WIDTH, LABELS, PLOT, ROW, TOP = 560, 214, 262, 34, 46
 STYLE = """
@@ -32,32 +33,23 @@ class Dot:
     high: float
     is_ours: bool = False
 
+    @classmethod
+    def of(cls, label: str, found: Interval, *, is_ours: bool, scale: float = 1) -> Dot:
+        """Returns the row of a value; its interval has no width where nothing could be resampled."""
+        low, high = (found.value, found.value) if math.isnan(found.low) else (found.low, found.high)
+        return cls(label, scale * found.value, scale * low, scale * high, is_ours)
 
-def dot_plot(title: str, dots: Sequence[Dot], *, unit: str = " %", is_difference: bool = False) -> Markup:
+
+def dot_plot(
+    title: str, dots: Sequence[Dot], *, unit: str = " %", digits: int = 1, is_difference: bool = False
+) -> Markup:
     """Returns the plot. Of differences, the axis holds zero, and rows whose interval holds it are hollow."""
-    ends = [end for dot in dots for end in (dot.low, dot.high)] + [0.0] * is_difference
-    step = _step(max(ends) - min(ends))
-    first, last = math.floor(min(ends) / step), math.ceil(max(ends) / step)
-    ticks = [step * number for number in range(first, max(last, first + 1) + 1)]
-
-    def across(value: float) -> float:
-        return round(LABELS + PLOT * (value - ticks[0]) / (ticks[-1] - ticks[0]), 1)
-
-    values = [f"{dot.value:{'+' if is_difference else ''}.1f}{unit}" for dot in dots]
-    bottom = TOP + ROW * len(dots)
-    grid = [
-        part
-        for tick in ticks
-        for part in (
-            tag("line", x1=across(tick), x2=across(tick), y1=TOP - 6, y2=bottom,
-                stroke_width=3 if is_difference and tick == 0 else 1),
-            tag("text", f"{tick:g}", class_="tick", x=across(tick), y=bottom + 18, text_anchor="middle"),
-        )
-    ]  # fmt: skip
+    axis = _Axis([end for dot in dots for end in (dot.low, dot.high)] + [0.0] * is_difference)
+    values = [f"{dot.value:{'+' if is_difference else ''},.{digits}f}{unit}" for dot in dots]
     rows = [
         _row(
             dot,
-            (across(dot.low), across(dot.value), across(dot.high)),
+            (axis.across(dot.low), axis.across(dot.value), axis.across(dot.high)),
             TOP + ROW * (number + 0.5),
             words,
             is_difference,
@@ -65,8 +57,65 @@ def dot_plot(title: str, dots: Sequence[Dot], *, unit: str = " %", is_difference
         for number, (dot, words) in enumerate(zip(dots, values, strict=True))
     ]
     said = "; ".join(f"{dot.label} {words}" for dot, words in zip(dots, values, strict=True))
+    return _plot(f"{title}: {said}", title, axis, rows, has_zero=is_difference)
+
+
+def curve_plot(title: str, x: Floats, curves: Mapping[str, Floats], ours: str) -> Markup:
+    """Returns a row per curve over the same `x`: all have the same height at the same value, and the highest beside."""
+    axis, top = _Axis([float(x[0]), float(x[-1])]), max(1e-9, *(float(y.max()) for y in curves.values()))
+    rows = []
+    for number, (label, y) in enumerate(curves.items()):
+        bottom = TOP + ROW * (number + 1) - 4
+        points = " ".join(f"{axis.across(a)},{bottom - (ROW - 8) * b / top:.1f}" for a, b in zip(x, y, strict=True))
+        rows.append(
+            tag(
+                "g", tag("text", label, x=12, y=bottom - 8),
+                tag("polyline", class_="bar", style="fill:none", points=points),
+                tag("text", f"{y.max():,.0f}", x=WIDTH - 10, y=bottom - 8, text_anchor="end"),
+                class_="ours" if label == ours else None,
+            )
+        )  # fmt: skip
+    said = "; ".join(f"{label} at most {y.max():,.0f}" for label, y in curves.items())
+    return _plot(f"{title}: {said}", title, axis, rows)
+
+
+def stacked(pictures: Sequence[Markup]) -> Markup:
+    """Returns pictures below each other as one."""
+    inner, top = [], 0.0
+    for picture in pictures:
+        height = float(str(picture).partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])
+        inner.append(Markup(str(picture).replace("<svg ", f'<svg y="{top:g}" height="{height:g}" ', 1)))
+        top += height + 12
+    return tag("svg", *inner, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {top - 12:g}", role="img")
+
+
+class _Axis:
+    """The ticks around some values, and the places of values on the plot."""
+
+    def __init__(self, ends: Sequence[float]) -> None:
+        ends = [*ends, 0.0] if min(ends) == max(ends) else ends  # equal values have no range of their own
+        step = _step(max(ends) - min(ends))
+        first, last = math.floor(min(ends) / step), math.ceil(max(ends) / step)
+        self.ticks = [step * number for number in range(first, max(last, first + 1) + 1)]
+
+    def across(self, value: float) -> float:
+        return round(LABELS + PLOT * (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0]), 1)
+
+
+def _plot(said: str, title: str, axis: _Axis, rows: Sequence[Markup], *, has_zero: bool = False) -> Markup:
+    """Returns the frame with its rows; `said` is read aloud instead of the picture."""
+    bottom = TOP + ROW * len(rows)
+    grid = [
+        part
+        for tick in axis.ticks
+        for part in (
+            tag("line", x1=axis.across(tick), x2=axis.across(tick), y1=TOP - 6, y2=bottom,
+                stroke_width=3 if has_zero and tick == 0 else 1),
+            tag("text", f"{tick:,.10g}", class_="tick", x=axis.across(tick), y=bottom + 18, text_anchor="middle"),
+        )
+    ]  # fmt: skip
     return tag(
-        "svg", tag("title", f"{title}: {said}"), tag("style", Markup(STYLE)),
+        "svg", tag("title", said), tag("style", Markup(STYLE)),
         tag("rect", class_="ground", width=WIDTH, height=bottom + 28, rx=8),
         tag("text", title, class_="title", x=12, y=26), *grid, *rows,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {bottom + 28}", class_="dots", role="img",

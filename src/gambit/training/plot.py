@@ -1,110 +1,44 @@
-"""Draws ranking curves and calibration of scorers as a PNG, with matplotlib."""
+"""Draws how scorers and baselines rank, and how scorers are calibrated, as an SVG."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gambit.errors import UserError, install_line
-from gambit.training.scoring import CURVE, QUARTERS
-from gambit.view.series import FIGURE_WIDTH, FONT_SIZE, SeriesStyle, styles_for
+from gambit.results.dots import Dot, dot_plot, stacked
+from gambit.results.html import Markup
+from gambit.stats import Interval
+from gambit.training.scoring import QUARTERS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from gambit.training.evaluate import ScorerReport
-
-MOST_BANDS = 3  # intervals of more scorers hide each other
-INK = "#333333"
-GREYS = ("#8a8a8a", "#b0b0b0", "#6b6b6b")
+    from gambit.training.evaluate import ScorerRanking, ScorerReport
 
 
-def check_installed() -> None:
-    """Raises if matplotlib is missing; called before an evaluation that would end with a plot."""
-    if find_spec("matplotlib") is None:
-        raise UserError(f"a plot needs matplotlib: {install_line('train')}, or leave --plot out")
+def draw(report: ScorerReport) -> Markup:
+    """Returns plots below each other: a row for each scorer and baseline, then the calibration of each scorer."""
+
+    def plot(title: str, found: Iterable[Interval]) -> Markup:
+        pairs = zip(report.rankings, found, strict=True)
+        dots = [Dot.of(ranking.name, interval, is_ours=not ranking.is_baseline) for ranking, interval in pairs]
+        return dot_plot(title, dots, unit="", digits=3)
+
+    rankings = report.rankings
+    plots = [
+        plot("AUC within problems, mean of the four", [each.mean_auc for each in rankings]),
+        *(plot(f"AUC at {at:.0%} of the thoughts", [each.auc[at] for each in rankings]) for at in QUARTERS),
+        *(plot(f"pairs ranked right at {at:.0%}", [each.pairwise[at] for each in rankings]) for at in (0.5, 1.0)),
+    ]
+    return stacked([*plots, *(_calibration(each) for each in rankings if each.calibration)])
 
 
-def draw(report: ScorerReport, path: Path) -> None:
-    """Writes the figure of a report."""
-    check_installed()
-    import matplotlib
-
-    style = {"font.size": FONT_SIZE, "axes.edgecolor": INK, "text.color": INK, "axes.labelcolor": INK,
-             "axes.titlesize": FONT_SIZE + 1, "legend.handlelength": 3.2}  # fmt: skip
-    with matplotlib.rc_context(style):  # type: ignore[arg-type] # its keys are a list of literals
-        figure = draw_figure(report)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)
-
-
-def draw_figure(report: ScorerReport) -> Figure:
-    """Draws panels under each other, so that the text is readable on a narrow page."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(FIGURE_WIDTH, 8.2), layout="constrained")
-    above, middle, below = figure.subplots(3)
-    styles = _styles(report)
-    _curves(above, report, styles, is_auc=False)
-    _curves(middle, report, styles, is_auc=True)
-    _calibration(below, report, styles)
-    title = f"{report.model}, {report.source}:\n{report.num_mixed} problems with right and wrong traces"
-    figure.suptitle(title, fontsize=FONT_SIZE + 1)
-    handles, names = above.get_legend_handles_labels()  # both curves have the same
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False)
-    return figure
-
-
-def _styles(report: ScorerReport) -> dict[str, SeriesStyle]:
-    """Returns a style for each name. Baselines are thin and grey, and differ by their markers and dashes."""
-    styles = styles_for([ranking.name for ranking in report.rankings])
-    greys = itertools.cycle(GREYS)
-    thin = {
-        ranking.name: dataclasses.replace(styles[ranking.name], colour=next(greys), width=1.4)
-        for ranking in report.rankings
-        if ranking.is_baseline
-    }
-    return {**styles, **thin}
-
-
-def _curves(axes: Axes, report: ScorerReport, styles: Mapping[str, SeriesStyle], *, is_auc: bool) -> None:
-    shares = CURVE if not is_auc else tuple(sorted({*CURVE, *QUARTERS}))
-    has_bands = sum(bool(ranking.calibration) for ranking in report.rankings) <= MOST_BANDS
-    for ranking in report.rankings:
-        found = ranking.auc if is_auc else ranking.pairwise
-        styles[ranking.name].line(axes, shares, [found[share].value for share in shares], ranking.name)
-        if has_bands and not ranking.is_baseline:
-            low, high = [found[share].low for share in shares], [found[share].high for share in shares]
-            axes.fill_between(shares, low, high, color=styles[ranking.name].colour, alpha=0.15, linewidth=0)
-    axes.axhline(0.5, color="#dddddd", linewidth=1, zorder=0)
-    axes.set_xlabel("share of thoughts seen")
-    axes.set_title("AUC within problems" if is_auc else "pairs ranked right")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_xlim(0.08, 1.02)
-    _plain_frame(axes)
-
-
-def _calibration(axes: Axes, report: ScorerReport, styles: Mapping[str, SeriesStyle]) -> None:
-    axes.plot([0, 1], [0, 1], color="#dddddd", linewidth=1, zorder=0)
-    for ranking in report.rankings:
-        if ranking.is_baseline or not ranking.calibration:
-            continue
-        bins, style = ranking.calibration[-1].bins, styles[ranking.name]
-        x, y = [each.mean_score for each in bins], [each.share_right for each in bins]
-        style.line(axes, x, y, ranking.name, num_markers=len(bins))
-    axes.set_xlabel("score at the end")
-    axes.set_title("share of traces that are right")
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.02)
-    _plain_frame(axes)
-
-
-def _plain_frame(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
-    axes.set_axisbelow(True)
+def _calibration(ranking: ScorerRanking) -> Markup:
+    """Returns a row for each bin of scores at the end: the share of right traces, with its distance to the score."""
+    dots = [
+        Dot.of(
+            f"score {each.mean_score:.2f}",
+            Interval(each.share_right, *sorted((each.mean_score, each.share_right))),
+            is_ours=True,
+        )
+        for each in ranking.calibration[-1].bins
+    ]
+    return dot_plot(f"{ranking.name}: share of right traces", dots, unit="", digits=3)
