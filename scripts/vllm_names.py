@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT))
 
-from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use  # noqa: E402
+from scripts.vllm_touched import TOUCHED, VERSIONS, Touched, Use  # noqa: E402
 
 PAGE = ROOT / "docs" / "vllm-internals.md"
 BEGIN, END = "<!-- vllm-names: begin -->", "<!-- vllm-names: end -->"
@@ -49,7 +49,7 @@ def wrong_names(source: Path, version: str) -> list[str]:
 
 def _needed_for(name: str) -> str:
     """Returns the purposes of a name; without those of OPTIONAL Gambit still runs, in vLLM's own way."""
-    files = [file for file in COMPAT.glob("*.py") if file.stem != "names" and name in used_names([file])]
+    files = [file for file in COMPAT.glob("*.py") if name in used_names([file])]
     return ", ".join(sorted({OPTIONAL.get(file.stem, "needed everywhere") for file in files})) or "listed only"
 
 

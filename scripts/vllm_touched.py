@@ -1,6 +1,6 @@
 """The names of vLLM that Gambit uses, by class: which it calls, overrides, reads or sets, in which versions.
 
-tests/engines/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
+tests/engines/test_vllm_names.py compares this list with `engines/vllm/compat` and with the installed vLLM;
 scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm-internals.md.
 """
 
