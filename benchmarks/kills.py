@@ -126,7 +126,7 @@ def collected_problems(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     if not (folder / HEADER_FILE).exists():  # killed before it wrote anything
         return found
-    for shard in read_shards(folder, skip_corrupted=False):
+    for shard in read_shards(folder):
         for problem in shard.entry.problems:
             add_new(found, problem.id, problem.model_dump())
     assert len(found) == sum(len(entry.problems) for entry in read_index(folder))

@@ -116,7 +116,7 @@ def test_a_collection_has_the_traces_and_states_of_a_local_one(ray_cluster, tmp_
     gambit(*words, "--out", str(tmp_path / "there"), "--ray", ray_cluster.address, "--engines", "2")
 
     def collected(folder: Path) -> tuple[dict, torch.Tensor]:
-        [shard] = read_shards(folder, skip_corrupted=False)
+        [shard] = read_shards(folder)
         counts = [sum(trace.num_thoughts for trace in problem.traces) for problem in shard.entry.problems]
         order = sorted(range(len(counts)), key=lambda i: shard.entry.problems[i].id)
         states = torch.split(shard.tensors["states.-1.before"].float(), counts)

@@ -53,7 +53,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(tmp_path):
         assert len(found) == len(set(found)), "a problem was written twice"
         seen = set(found)
     assert num_kills >= 3
-    for shard in read_shards(tmp_path, skip_corrupted=False):
+    for shard in read_shards(tmp_path):
         assert shard.tensors["value"].tolist() == [number_of(problem.id) for problem in shard.entry.problems]
 
 
@@ -84,7 +84,7 @@ def test_a_corrupted_shard_is_named_and_skipped_only_when_asked(tmp_path, damage
     with pytest.raises(UserError, match=r"shard-00001.safetensors is corrupted.*--skip-corrupted"):
         load_dataset(tmp_path, StatePosition.BEFORE)
     skipped = []
-    data = load_dataset(tmp_path, StatePosition.BEFORE, skip_corrupted=True, on_skip=skipped)
+    data = load_dataset(tmp_path, StatePosition.BEFORE, skipped=skipped)
     assert [problem.id for problem in data.problems] == [f"p{i}" for i in (*range(5), *range(10, 15))]
     assert len(skipped) == 1 and "shard-00001" in skipped[0] and "5 problems" in skipped[0]
     assert len(data.states) == data.traces.num_thoughts.sum() == len(data.traces.thought_ends)
@@ -197,7 +197,7 @@ def test_parts_become_one_and_a_second_merge_adds_only_what_is_new(tmp_path):
     write_part(parts[1], [5], id="second")
     assert merge(parts, whole) == 6
     assert ids_in(whole) == ["p0", "p2", "p4", "p1", "p3", "p5"]
-    shards = list(read_shards(whole, skip_corrupted=False))
+    shards = list(read_shards(whole))
     assert [shard.tensors["value"].tolist() for shard in shards] == [[0], [2], [4], [1], [3], [5]]
     assert read_header(whole).id not in ("first", "second")
 
@@ -209,7 +209,7 @@ def test_damaged_and_missing_shards_stay_known_by_name(tmp_path):
     (part / "shard-00002.safetensors").unlink()
     merge([part], whole)
     skipped = []
-    assert len(list(read_shards(whole, skip_corrupted=True, on_skip=skipped))) == 1
+    assert len(list(read_shards(whole, skipped=skipped))) == 1
     assert ["shard-00001" in skipped[0], "shard-00002" in skipped[1]] == [True, True]
 
 

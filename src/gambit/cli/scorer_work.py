@@ -230,12 +230,11 @@ def train(options: TrainOptions) -> int:
         division=Division(**shares),  # type: ignore[arg-type]
         changes=changes,
         device=options.device,
-        skip_corrupted=options.skip_corrupted,
         labels=options.labels,
     )
     check_replaceable(options.out, CHECKPOINT)
     training.recipes_for(plan.architecture, plan.objective, plan.changes)  # finds mistakes before gigabytes are read
-    skipped: list[str] = []
+    skipped: list[str] | None = [] if options.skip_corrupted else None
     datasets = training.datasets_of(plan, skipped)
     _warn_of(skipped)
     with progress_bar("training") as advance:
@@ -268,10 +267,8 @@ def _train_verifier(options: TrainOptions, shares: Mapping[str, float]) -> int:
         recipe = continued(recipe, start, frozenset(changes))
         division = division_of(read_info(start)) or division
     division = dataclasses.replace(division, **shares)  # type: ignore[arg-type]
-    plan = VerifierPlan(
-        options.data, model, recipe, division, options.labels, options.device, options.skip_corrupted, start
-    )
-    skipped: list[str] = []
+    plan = VerifierPlan(options.data, model, recipe, division, options.labels, options.device, start)
+    skipped: list[str] | None = [] if options.skip_corrupted else None
     read = passages_of(plan, skipped)
     _warn_of(skipped)
     with only_our_warnings():
@@ -280,8 +277,8 @@ def _train_verifier(options: TrainOptions, shares: Mapping[str, float]) -> int:
     return OK
 
 
-def _warn_of(skipped: Sequence[str]) -> None:
-    for line in dict.fromkeys(skipped):
+def _warn_of(skipped: Sequence[str] | None) -> None:
+    for line in dict.fromkeys(skipped or ()):
         warn(line)
 
 
@@ -312,11 +309,12 @@ def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
         check_replaceable(out, ".json")
     if plot is not None:
         check_replaceable(plot, ".svg")
+    skipped: list[str] | None = [] if options.skip_corrupted else None
     with only_our_warnings():
         found = judge_scorers(
-            names, data, options.part, device=options.device, model=options.model,
-            skip_corrupted=options.skip_corrupted, warn=warn,
-        )  # fmt: skip
+            names, data, options.part, device=options.device, model=options.model, skipped=skipped, warn=warn
+        )
+    _warn_of(skipped)
     if options.write:
         write_figures(names, found)
     text = json.dumps(report_json(found), indent=2)

@@ -137,14 +137,16 @@ def load_dataset(
     position: StatePosition,
     layers: Sequence[int] = (-1,),
     *,
-    skip_corrupted: bool = False,
     with_tokens: bool = False,
-    on_skip: list[str] | None = None,
+    skipped: list[str] | None = None,
 ) -> Dataset:
-    """Loads the whole collection; raises for a state position or layer it does not hold. No layers: no states."""
+    """Loads the whole collection; raises for a state position or layer it does not hold. No layers: no states.
+
+    A corrupted shard raises too, or is left out and named in `skipped`.
+    """
     header = read_header(folder)
     _check_holds(folder, header, position, layers)
-    shards = list(read_shards(folder, skip_corrupted=skip_corrupted, on_skip=on_skip))
+    shards = list(read_shards(folder, skipped))
     if not shards:
         raise UserError(f"{folder} holds no finished problem: run `gambit scorer collect` first")
     states = torch.cat([_states(shard, position, layers) for shard in shards])

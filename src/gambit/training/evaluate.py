@@ -303,14 +303,14 @@ def judge_scorers(
     *,
     device: str = AUTO,
     model: str | None = None,
-    skip_corrupted: bool = False,
+    skipped: list[str] | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
     """Evaluates checkpoints, registered scorers and folders of verifiers on the same problems of a collection.
 
     `part` is one of the collection, or `auto`: the problems that none of these scorers was trained or chosen on.
     """
-    header, skipped = read_header(folder), list[str]()
+    header = read_header(folder)
     names = [_found(name, model or header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
@@ -323,9 +323,7 @@ def judge_scorers(
 
     @functools.cache
     def data_at(position: StatePosition, layers: tuple[int, ...], with_tokens: bool = False) -> Dataset:
-        return load_dataset(
-            folder, position, layers, skip_corrupted=skip_corrupted, with_tokens=with_tokens, on_skip=skipped
-        )
+        return load_dataset(folder, position, layers, with_tokens=with_tokens, skipped=skipped)
 
     def data_for(name: str) -> Dataset:
         if name not in scorers:
@@ -344,8 +342,6 @@ def judge_scorers(
     data = data_for(names[0])  # baselines need no states, so that the data of any scorer will do
     traces = _chosen(data, part, [_division_on(name, folder) for name in names])
     rated = {_label(name): rate(name, traces) for name in names}
-    for line in dict.fromkeys(skipped):
-        warn(line)
     return compare(rated, data, traces)
 
 

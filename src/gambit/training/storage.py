@@ -233,18 +233,17 @@ def read_index(folder: Path) -> Iterator[ShardEntry]:
         yield entry
 
 
-def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None = None) -> Iterator[Shard]:
-    """Yields shards, each checked against its checksum; `on_skip` gathers what was left out and why."""
+def read_shards(folder: Path, skipped: list[str] | None = None) -> Iterator[Shard]:
+    """Yields shards, each checked against its checksum; raises for a wrong one, or names it in `skipped`."""
     header = read_header(folder)
     for entry in read_index(folder):
         try:
             yield _read_shard(folder, header, entry)
         except UserError as error:
-            if not skip_corrupted:
+            if skipped is None:
                 raise UserError(f"{error}; --skip-corrupted goes on without its "
                                 f"{len(entry.problems)} problems, or collect them anew") from error  # fmt: skip
-            if on_skip is not None:
-                on_skip.append(f"{error}; {len(entry.problems)} problems are left out")
+            skipped.append(f"{error}; {len(entry.problems)} problems are left out")
 
 
 def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:

@@ -352,7 +352,6 @@ class TrainPlan:
     division: Division = field(default_factory=Division)
     changes: Mapping[str, int | float | bool] = field(default_factory=dict)  # of the recipes' own values
     device: str = AUTO
-    skip_corrupted: bool = False
     labels: str = OUTCOMES
 
 
@@ -458,7 +457,7 @@ def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | f
 
 
 def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Dataset]:
-    """Loads the collection at each state position and choice of layers; `skipped` gathers shards left out."""
+    """Loads the collection at each state position and choice of layers; `skipped` gathers corrupted shards."""
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
@@ -471,7 +470,7 @@ def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Datas
     each_and_all = dict.fromkeys([*((layer,) for layer in header.layers), header.layers])
     choices = each_and_all if plan.layers is None else [plan.layers]
     found = [
-        load_dataset(plan.data, position, layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+        load_dataset(plan.data, position, layers, skipped=skipped)
         for position in map(StatePosition, positions)
         for layers in choices
     ]

@@ -27,11 +27,9 @@ from gambit.verifiers.lora import LoraVerifier, Passage
 from gambit.verifiers.lora_folder import Platt
 
 
-def load_passages(folder: Path, *, skip_corrupted: bool = False, on_skip: list[str] | None = None) -> Dataset:
+def load_passages(folder: Path, skipped: list[str] | None = None) -> Dataset:
     """Loads what a verifier reads of a collection: tokens, without states."""
-    return load_dataset(
-        folder, StatePosition.BOUNDARY, (), skip_corrupted=skip_corrupted, with_tokens=True, on_skip=on_skip
-    )
+    return load_dataset(folder, StatePosition.BOUNDARY, (), with_tokens=True, skipped=skipped)
 
 
 def lengths_of(data: Dataset) -> Ints:

@@ -58,7 +58,6 @@ class VerifierPlan:
     division: Division = field(default_factory=Division)
     labels: str = OUTCOMES
     device: str = AUTO
-    skip_corrupted: bool = False
     start: Path | None = None  # the folder of a verifier to continue
 
 

@@ -62,9 +62,9 @@ def train_verifier(plan: VerifierPlan, data: Dataset | None = None, say: Say = l
 
 
 def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Dataset:
-    """Reads what a plan trains on; `skipped` gathers shards that were left out."""
+    """Reads what a plan trains on; `skipped` gathers corrupted shards, which raise without it."""
     labels = read_labels(plan.labels)
-    data = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+    data = load_passages(plan.data, skipped)
     return with_labels(data, labels, plan.labels)
 
 
