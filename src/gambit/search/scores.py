@@ -76,16 +76,12 @@ class _Lineage:
     ends: list[int] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     engine_scores: list[float] = field(default_factory=list)
-    last: ReadingKey | None = None
 
     def cut(self, num_tokens: int) -> _Lineage:
         """Returns the part that a child inherits."""
         count = sum(end <= num_tokens for end in self.ends)
         length = self.ends[count - 1] if count else 0
-        last = None if self.last is None or not count else self.last._replace(num_tokens=length)
-        return _Lineage(
-            self.tokens[:length], self.ends[:count], self.thoughts[:count], self.engine_scores[:count], last
-        )
+        return _Lineage(self.tokens[:length], self.ends[:count], self.thoughts[:count], self.engine_scores[:count])
 
 
 @dataclass(slots=True, eq=False)
@@ -177,8 +173,7 @@ class VerifierScores(Scores):
         lineage = self._lineages[trace]
         key = ReadingKey(self._search, trace, len(lineage.tokens))
         text = tuple(lineage.tokens), tuple(lineage.ends), tuple(lineage.thoughts)
-        score = self._use.thread.submit(ThoughtReading(key, self._use.question, *text, lineage.last))
-        lineage.last = key
+        score = self._use.thread.submit(ThoughtReading(key, self._use.question, *text))
         self._readings.append(score)
         self._awaited.append(_Awaited(trace, key.num_tokens, at, engine_score, score))
 

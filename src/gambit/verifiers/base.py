@@ -49,7 +49,6 @@ class ThoughtReading:
     tokens: tuple[int, ...]  # of the trace, inherited ones included, up to the end of the newest thought
     ends: tuple[int, ...]  # how many of `tokens` each of its thoughts ends after; the last is len(tokens)
     thoughts: tuple[str, ...]  # their texts, as many as `ends`
-    extends: ReadingKey | None = None  # the reading before this one on its lineage, whose keys and values can be reused
 
 
 class ReadingScore(NamedTuple):
