@@ -74,6 +74,16 @@ def first_wrong_step(problem: Mapping[str, Any], text: str) -> Finding:
     return Finding(None, False, num_right=num_right)
 
 
+def right_steps(problem: Mapping[str, Any], text: str, end: int) -> list[int]:
+    """Returns where each step is first stated rightly, up to a character of the solution; chains alone."""
+    claims = sorted(_chain_claims(problem, normalised(text)), key=lambda claim: claim.offset)
+    found: dict[str, int] = {}
+    for claim in claims:
+        if claim.right and claim.offset < end:
+            found.setdefault(claim.name, claim.offset)
+    return list(found.values())
+
+
 def final_answer(plain: str) -> tuple[int, str] | None:
     """Returns where the last box is and what it holds."""
     found = list(re.finditer(r"\\boxed\s*\{([^{}]*)", plain))

@@ -207,6 +207,15 @@ def name(request):
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def expert_group(monkeypatch):
+    """Gives vLLM a group of experts where another engine in this process has made its groups without one."""
+    from vllm.distributed import parallel_state
+
+    if parallel_state.model_parallel_is_initialized() and parallel_state._EP is None:
+        monkeypatch.setattr(parallel_state, "_EP", parallel_state._TP)
+
+
 def test_the_contract_holds_for_models_of_each_kind(name, tmp_path, subtests):
     kind = KINDS[name]
     facts: dict[str, object] = {}
