@@ -300,8 +300,7 @@ def test_an_engine_that_always_fails_ends_the_run_without_blaming_the_problems(
     assert list(read_rows(tmp_path / "run")) == []
 
 
-def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gambit.bench.report.find_spec", lambda name: None)
+def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     records = [{"question": "a=" + "1+" * 400 + "1", "answer": "7"}, {"question": "a=1", "answer": "7"}]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
