@@ -38,6 +38,7 @@ from gambit.search.loop import Search, SearchBatch
 from gambit.search.pool import Callbacks
 from gambit.stats import mean_interval, resamples
 from gambit.text.boundary import BoundaryRule
+from gambit.tree import TraceState
 from gambit.types import (
     Admission,
     Aggregation,
@@ -192,7 +193,7 @@ def play(traces: Sequence[Recorded], wanted: tuple[int, int, int, int, float] | 
 
 def votes(search: Search, traces: Sequence[Recorded]) -> list[float]:
     gold = next(each.answer for each in traces if each.is_right)
-    done = [trace for trace in search.record.tree.traces if trace.state.name in ("COMPLETED", "FINISHED")]
+    done = [trace for trace in search.record.tree.traces if trace.state is TraceState.FINISHED]
     counted: dict[str, float] = defaultdict(float)
     weighed: dict[str, float] = defaultdict(float)
     for trace in done:
