@@ -109,6 +109,8 @@ def run(out: Path, options: argparse.Namespace) -> None:
     with (out / "rows.jsonl").open("a", buffering=1) as file:
         for start in range(0, len(puzzles), TOGETHER):
             for policy, name in [("sc", "shipped"), *(("gambit", name) for name in solvers), *PAIRS]:
+                if options.methods and f"{policy}, {name}" not in options.methods:
+                    continue
                 if time.time() > ends:
                     return
                 numbers = range(start, min(start + TOGETHER, len(puzzles)))
@@ -294,6 +296,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="no search begins later")
     parser.add_argument("--puzzles", type=int, default=300)
     parser.add_argument("--judging-puzzles", type=int, default=12, help="development puzzles for the logit's width")
+    parser.add_argument("--methods", nargs="*", help="only these, such as 'gambit, shipped'")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     options = parser.parse_args()

@@ -21,6 +21,10 @@ class EngineError(GambitError):
     """The engine, the model or the machine failed although the input was right (exit code 1)."""
 
 
+class DeadEngineError(EngineError):
+    """The engine has failed for good: no search can run on it any more."""
+
+
 class StorageError(GambitError):
     """Results cannot be written: the disk is full, or the folder is gone (exit code 1)."""
 

@@ -17,7 +17,7 @@ from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import Row, RowWriter, read_rows
 from gambit.bench.run import LocalSearches, Runner
 from gambit.cli.app import app
-from gambit.errors import GambitError
+from gambit.errors import DeadEngineError, EngineError, GambitError
 from gambit.solver import Solver
 
 pytestmark = pytest.mark.system
@@ -242,7 +242,7 @@ def test_a_finished_run_resumes_to_nothing(whole: Path, tmp_path: Path) -> None:
 
 
 @contextmanager
-def fragile(engine: object, lengths: set[int]) -> Iterator[None]:
+def fragile(engine: object, lengths: set[int], error: Exception) -> Iterator[None]:
     """Meanwhile the engine fails whenever a search whose prompt has one of these lengths is open."""
     opened: dict[int, int] = {}
     sound = {name: getattr(engine, name) for name in ("open", "close_search", "step")}
@@ -257,7 +257,7 @@ def fragile(engine: object, lengths: set[int]) -> Iterator[None]:
 
     def step():
         if lengths & set(opened.values()):
-            raise RuntimeError("out of luck")
+            raise error
         return sound["step"]()
 
     with (
@@ -269,14 +269,20 @@ def fragile(engine: object, lengths: set[int]) -> Iterator[None]:
 
 
 def run_fragile(
-    solver: Solver, tiny_folder: Path, tmp_path: Path, questions: list[str], bad: set[int], concurrency: int
+    solver: Solver,
+    tiny_folder: Path,
+    tmp_path: Path,
+    questions: list[str],
+    bad: set[int],
+    concurrency: int,
+    error: type[Exception] = RuntimeError,
 ) -> list[Row]:
     path = tmp_path / "odd.jsonl"
     path.write_text("".join(json.dumps({"question": q, "answer": "7"}) + "\n" for q in questions))
     options = {"model": str(tiny_folder), "benchmarks": [str(path)], "policies": ["sc"], **SMALL}
     plan, benchmarks = make_plan(recipe_from({**options, "concurrency": concurrency, "system_prompt": ""}), {})
     create(tmp_path / "run", plan)
-    with fragile(solver.engine, bad), RowWriter(tmp_path / "run") as writer:
+    with fragile(solver.engine, bad, error("out of luck")), RowWriter(tmp_path / "run") as writer:
         Runner(plan, benchmarks, LocalSearches(solver, tmp_path / "run"), writer, set()).run()
     return list(read_rows(tmp_path / "run"))
 
@@ -298,6 +304,14 @@ def test_an_engine_that_always_fails_ends_the_run_without_blaming_the_problems(
     with pytest.raises(GambitError, match=r"out of luck.*--resume"):
         run_fragile(solver, tiny_folder, tmp_path, ["a=1", "a=2", "a=3", "a=4"], {4}, 1)
     assert list(read_rows(tmp_path / "run")) == []
+
+
+def test_a_dead_engine_ends_the_run_even_if_one_search_is_left(
+    solver: Solver, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"--resume.*out of luck"):
+        run_fragile(solver, tiny_folder, tmp_path, ["a=1", "a=2", "a=1+2"], {6}, 1, DeadEngineError)
+    assert [(row.problem, row.error) for row in read_rows(tmp_path / "run")] == [("1", None), ("2", None)]
 
 
 def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.errors import EngineError, UserError
+from gambit.errors import DeadEngineError, EngineError, UserError
 from gambit.search.host import SearchHost
 from gambit.solver import Solver
 from gambit.types import StopReason
@@ -154,6 +154,17 @@ def test_an_engine_that_fails_fails_for_everybody_and_works_again(solver, monkey
     with monkeypatch.context() as patched:
         patched.setattr(solver.engine, "step", fail)
         with pytest.raises(EngineError, match="out of memory"):
+            list(solver.solve_many(PROBLEMS[:2], QUICK, concurrency=2))
+    assert solver.solve(PROBLEMS[0], QUICK).counts.completed == 4
+
+
+def test_an_engine_that_is_dead_before_a_search_begins_is_not_that_searchs_failure(solver, monkeypatch):
+    def fail(specs):
+        raise DeadEngineError("its process has died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(solver.engine, "submit", fail)
+        with pytest.raises(DeadEngineError, match="has died"):
             list(solver.solve_many(PROBLEMS[:2], QUICK, concurrency=2))
     assert solver.solve(PROBLEMS[0], QUICK).counts.completed == 4
 

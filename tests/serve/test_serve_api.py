@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gambit.config import registry
 from gambit.config.options import SearchConfig
-from gambit.errors import EngineError
+from gambit.errors import DeadEngineError, EngineError
 from gambit.pawn.puzzles import random_puzzle
 from gambit.policies.baselines import SelfConsistency
 from gambit.search import limits
@@ -359,6 +359,20 @@ def test_an_engine_that_dies_gives_every_stream_an_error_and_ends_the_server(paw
         while served.desk.engine_failure is None:
             served.on_loop(lambda: None)
         assert "gone" in str(served.desk.engine_failure)
+    monkeypatch.undo()
+    assert pawn_solver.solve(EASY, SMALL).answer == "78"
+
+
+def test_an_engine_that_died_without_searches_ends_the_server_at_the_next_request(pawn_solver, monkeypatch):
+    def fail(specs):
+        raise DeadEngineError("its process has died")
+
+    with serving(pawn_solver, shutdown_timeout=0.1) as served:
+        monkeypatch.setattr(pawn_solver.engine, "submit", fail)
+        with pytest.raises(openai.InternalServerError, match="has died"):
+            served.ask()
+        while served.desk.engine_failure is None:
+            served.on_loop(lambda: None)
     monkeypatch.undo()
     assert pawn_solver.solve(EASY, SMALL).answer == "78"
 

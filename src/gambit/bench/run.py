@@ -27,7 +27,7 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import FinishedSearch, SearchJob, Work, run_work
 from gambit.config.options import SearchConfig
-from gambit.errors import GambitError, StorageError, UserError
+from gambit.errors import DeadEngineError, EngineError, GambitError, StorageError, UserError
 from gambit.events import Json
 from gambit.results.result import SearchResult
 from gambit.solver import Solver
@@ -207,6 +207,8 @@ class LocalSearches:
                 return
             except (UserError, StorageError):
                 raise
+            except DeadEngineError as error:
+                raise EngineError(f"what ran is not recorded, --resume goes on from here: {error}") from error
             except Exception as error:
                 pending = [task for task in pending if task.item.id not in done]
                 suspects = [task for task in pending if is_retry or task.item.id in begun]

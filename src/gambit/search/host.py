@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gambit.engines.base import Engine
-from gambit.errors import UserError
+from gambit.errors import DeadEngineError, UserError
 from gambit.results.result import SearchResult
 from gambit.search.loop import Search, SearchBatch
 from gambit.types import StopReason
@@ -196,7 +196,8 @@ def _conclude(ticket: SearchTicket, search: Search, error: BaseException | None)
         result = search.conclude(is_hurried=ticket.is_abandoned)
     except BaseException as failure:
         search.failure = search.failure or failure
-    error, ticket.failed_alone = error or search.failure, error is None and search.failure is not None
+    error, is_own = error or search.failure, error is None and search.failure is not None
+    ticket.failed_alone = is_own and not isinstance(error, DeadEngineError)
     if error is not None:
         ticket.result.set_exception(error)
     else:

@@ -15,7 +15,7 @@ import numpy as np
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.messages import CloseSearch, Regroup, SetScores, StepReport, TraceTask
-from gambit.errors import EngineError, GambitNote, first_line
+from gambit.errors import DeadEngineError, EngineError, GambitNote, first_line
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import THINKING, advance, boundaries
 from gambit.text.tokenizers import Tokenizer
@@ -122,7 +122,7 @@ class VllmEngine:
         self._has_noted = False  # that short cuts are not taken
         self._held: StepReport | None = None  # fetched, not yet read
         self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came in the same report
-        self._failure: EngineError | None = None
+        self._failure: DeadEngineError | None = None
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class VllmEngine:
         while (report := self._guarded(self._core.step)) is None:
             pass
         if report.failure is not None:
-            self._fail(EngineError(report.failure))
+            self._fail(report.failure)
         if report.why_plain is not None and not self._has_noted:
             self._has_noted = True
             warnings.warn(
@@ -376,11 +376,9 @@ class VllmEngine:
             raise self._failure
         try:
             return call(*args)
-        except EngineError as error:
-            self._fail(error)
         except Exception as error:
-            self._fail(EngineError(f"vLLM failed: {first_line(error)}"), error)
+            self._fail(f"vLLM failed: {first_line(error)}", error)
 
-    def _fail(self, failure: EngineError, cause: Exception | None = None) -> NoReturn:
-        self._failure = failure
-        raise failure from cause
+    def _fail(self, reason: str, cause: Exception | None = None) -> NoReturn:
+        self._failure = DeadEngineError(reason)
+        raise self._failure from cause

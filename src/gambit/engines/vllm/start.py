@@ -95,7 +95,8 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         try:
             core = vllm_build.VllmCore(vllm_config, own_process=own_process)
         except Exception as error:
-            raise EngineError(f"vLLM does not start: {first_line(error)}") from error
+            hint = "; if that is memory, free some, or change --memory-ratio or --kv-budget-tokens" * own_process
+            raise EngineError(f"vLLM does not start: {first_line(error)}{hint}") from error
     info = vllm_build.engine_info(vllm_config, model, {"torch": package_version("torch") or "unknown"})
     engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
     if own["self_check"] and not fits(engine):

@@ -35,7 +35,7 @@ from vllm.v1.executor.abstract import Executor
 from gambit.engines.base import EngineInfo
 from gambit.engines.states import LayerChoice
 from gambit.engines.vllm.messages import Message, StepReport, TraceTask, packed, unpacked
-from gambit.errors import EngineError, UserError
+from gambit.errors import UserError
 
 __all__ = ["HAS_TRITON", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
 _POLL_SECONDS = 0.5
@@ -109,7 +109,7 @@ class VllmCore:
                 raise first
             return first
         if waiting.empty():
-            raise EngineError("the vLLM engine process has died")
+            raise RuntimeError("its engine process has died")
         return self._client.get_output()
 
     def close(self) -> None:

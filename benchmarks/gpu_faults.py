@@ -1,0 +1,488 @@
+"""Faults of a GPU engine: killed, out of memory at the start and in mid-search, a device-side assert. What is lost?
+
+    python benchmarks/gpu_faults.py --out benchmarks/results/gpu_faults.json      # at most 7 minutes on an H200
+    python benchmarks/gpu_faults.py --only bench_killed,serve_killed              # on a CPU: about 5 minutes each
+
+vLLM's core lives in a process of its own, as commands on a GPU have it. Each fault runs in a process with a time limit,
+some of them side by side on a GPU, and its findings are written as soon as they are there. A bench must end with a
+sentence and exit code 1, then be resumed to its end with no row lost, changed or doubled. A server must answer what it
+was searching with a 5xx and a sentence, and end with exit code 1; under Ray another engine must take the place.
+
+Faults in mid-search come from a scorer, which runs in the engine's worker: it is registered by an entry point, as any
+package's, and misbehaves once when a file says so. A CPU has no device-side assert: that fault is skipped there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+
+BEGAN = time.monotonic()  # importing torch counts
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+
+FAULTS_FILE = "GAMBIT_FAULT"  # the variable that names the file with the name of the fault to come
+KEY = "sk-faults"
+NUM_PROBLEMS = 12
+NUM_CLIENTS = 3
+FOUND = "FOUND "  # begins the line of a fault's findings
+STEPS_BEFORE = 40  # that the scorer scores before the fault, the self-check's included
+END_SECONDS = 60.0  # from the fault until the command has ended, or a request has its answer
+START_SECONDS = 180.0  # until an engine is there, or has said why not; a loaded CPU takes a minute
+IS_CUDA = torch.cuda.is_available()
+
+# vLLM pickles the scorer for its worker, which imports this module from PYTHONPATH.
+SCORER = f'''
+import os
+from pathlib import Path
+
+import torch
+
+from gambit.scorers.base import ScorerInfo
+
+
+class Faulty:
+    """Prefers thoughts whose state has a small norm, until the file that {FAULTS_FILE} names holds a fault."""
+
+    info = ScorerInfo("faulty", is_probability=False, ranks_within_run=True)
+    num_steps = 0
+
+    def to(self, device):
+        return self
+
+    def score(self, thoughts):
+        self.num_steps += 1
+        file = Path(os.environ["{FAULTS_FILE}"])
+        if self.num_steps > {STEPS_BEFORE} and file.exists():
+            fault = file.read_text()
+            file.unlink()
+            if fault == "allocation":
+                torch.empty(1 << 46, dtype=torch.uint8, device=thoughts.states.device)
+            if fault == "error":
+                raise ValueError("the scorer was told to fail")
+            if fault == "assert":
+                rows = torch.full((1,), len(thoughts.states) + 1000, device=thoughts.states.device)
+                return thoughts.states.float()[rows].norm(dim=-1).expand(len(thoughts.states))
+        return -thoughts.states.float().norm(dim=-1)
+'''
+
+
+# -- faults, each in a process of its own --------------------------------------------------------------------------
+
+
+class Found(dict[str, object]):
+    """A fault's findings: figures by name, and what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(wrong=[])
+
+    def check(self, is_right: bool, otherwise: str) -> None:
+        if not is_right:
+            self["wrong"].append(otherwise)  # type: ignore[attr-defined]
+
+    def take_end(self, end: End, code: int, *words: str) -> None:
+        """Notes how a command ended: its exit code, and a last sentence with these words and no stack trace."""
+        self |= {"exit_code": end.code, "sentence": end.sentence, "seconds_until_its_end": end.seconds}
+        self.check(end.code == code, f"exit code {end.code}, not {code}")
+        self.check(end.sentence.startswith("error: "), "the last line is no sentence")
+        for word in words:
+            self.check(word in end.sentence, f"the sentence does not name {word!r}")
+
+
+class End:
+    """A command's end: its exit code, the sentence it printed last, the seconds since the fault."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, since: float, seconds: float = END_SECONDS) -> None:
+        self.code: int | str = f"none: it hung for {seconds:.0f} s"
+        with suppress(subprocess.TimeoutExpired):
+            self.code = process.wait(timeout=seconds)
+        self.seconds = round(time.monotonic() - since, 1)
+        self.lines = log.read_text(errors="replace").splitlines()
+        self.sentence = next((line for line in reversed(self.lines) if line.startswith("error: ")), "")
+
+
+class Stage:
+    """A folder with puzzles, the faulty scorer, and commands that use them."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        from kills import write_problems
+
+        self.folder = folder
+        self.model = model
+        self.problems = folder / "puzzles.jsonl"
+        self.fault = folder / "fault"
+        write_problems(self.problems, NUM_PROBLEMS)
+        site = folder / "site"
+        info = site / "faulty_scorer-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / "faulty_scorer.py").write_text(SCORER)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-scorer\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[gambit.scorers]\nfaulty = faulty_scorer:Faulty\n")
+        paths = [str(site), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), FAULTS_FILE: str(self.fault)}
+
+    def engine(self, *options: str, scorer: str | None = None) -> list[str]:
+        room = () if any("kv_cache_memory_bytes" in option for option in options) else (
+            "kv_cache_memory_bytes=" + str(1 << (30 if IS_CUDA else 27)),
+        )  # fmt: skip
+        given = ["own_process=true", "enforce_eager=true", *room, *options]
+        words = ["--engine", "vllm", *(word for option in given for word in ("--engine-option", option))]
+        return [*words, *(["--scorer", scorer] if scorer else [])]
+
+    def search(self) -> list[str]:
+        return ["--capacity", "4", "--check-interval", "8", "--warmup-tokens", "8"]
+
+    def bench(self, *engine: str, problems: int = NUM_PROBLEMS) -> list[str]:
+        return ["bench", "--model", self.model, "--benchmark", str(self.problems), "--limit", str(problems), "--block",
+                "2", *self.search(), *engine, "--out", str(self.folder / "run"), "--no-report", "--quiet"]  # fmt: skip
+
+    def again(self) -> list[str]:
+        return ["bench", "--resume", "--out", str(self.folder / "run"), "--no-report", "--quiet"]
+
+    def serve(self, *engine: str) -> list[str]:
+        return ["serve", self.model, "--served-model-name", "served", "--port", "0", "--api-key", KEY, *self.search(),
+                *engine, "--out", str(self.folder / "searches")]  # fmt: skip
+
+    @contextmanager
+    def running(self, words: list[str], log: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """Starts a command in a session of its own; nothing of it is left afterwards."""
+        path = self.folder / log
+        with path.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gambit", *words],
+                stdout=file, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True,
+            )  # fmt: skip
+            try:
+                yield process, path
+            finally:
+                end_session(process)
+
+
+def bench_killed(stage: Stage, found: Found, problems: int = NUM_PROBLEMS, after: int = 4) -> None:
+    """Kills the core once a bench has some rows."""
+    with stage.running(stage.bench(*stage.engine(), problems=problems), "bench.txt") as (process, log):
+        wait_for_rows(stage, after, process, log)
+        kill_core(process)
+        end = End(process, log, time.monotonic())
+    found.take_end(end, 1, "--resume")
+    check_resumed(stage, found, problems)
+
+
+def bench_killed_late(stage: Stage, found: Found) -> None:
+    """Kills it with two searches to go: fewer than the failures in a row that end a bench."""
+    bench_killed(stage, found, problems=2, after=2)
+
+
+def bench_fault(fault: str, *words: str) -> Callable[[Stage, Found], None]:
+    def run(stage: Stage, found: Found) -> None:
+        """Has the scorer misbehave once a bench has some rows."""
+        with stage.running(stage.bench(*stage.engine(scorer="faulty")), "bench.txt") as (process, log):
+            wait_for_rows(stage, 4, process, log)
+            stage.fault.write_text(fault)
+            end = End(process, log, time.monotonic())
+        found.check(not stage.fault.exists(), "the scorer did not come to its fault")
+        found.take_end(end, 1, "--resume", *words)
+        check_resumed(stage, found)
+
+    return run
+
+
+def check_resumed(stage: Stage, found: Found, problems: int = NUM_PROBLEMS) -> None:
+    """Resumes a bench that ended early; compares its rows with those before."""
+    from kills import Wrong, bench_rows, check_rows_have_whole_logs
+
+    folder = stage.folder / "run"
+    before = bench_rows(folder)
+    with stage.running(stage.again(), "again.txt") as (process, log):
+        end = End(process, log, time.monotonic(), START_SECONDS + END_SECONDS)
+    found |= {"rows_before": len(before), "exit_code_of_the_resumed": end.code}
+    found.check(end.code == 0, f"the resumed bench ended with {end.code}: {end.lines[-6:]}")
+    try:
+        after = bench_rows(folder)  # raises for one that is there twice
+        check_rows_have_whole_logs(folder)
+    except Wrong as error:
+        found.check(False, str(error))
+        return
+    found["rows"] = len(after)
+    found.check(len(after) == 2 * problems, f"{len(after)} rows of {2 * problems}")
+    changed = [key for key, row in before.items() if after.get(key) != row]
+    found.check(not changed, f"lost or changed: {changed}")
+    failed = [key for key, row in after.items() if row["error"]]  # type: ignore[index]
+    found.check(not failed, f"rows with an error: {failed}")
+
+
+def serve_killed(stage: Stage, found: Found) -> None:
+    """Kills the core of a server that has searches: they get a 5xx, and the server ends with the reason."""
+    with stage.running(stage.serve(*stage.engine()), "serve.txt") as (process, log):
+        url = address(process, log)
+        with asking(stage, url) as answers:
+            kill_core(process)
+            since = time.monotonic()
+            check_refused(found, answers())
+        end = End(process, log, since)
+    found.take_end(end, 1)
+    check_searches(stage, found)
+
+
+def serve_killed_idle(stage: Stage, found: Found) -> None:
+    """Kills the core of a server that has nothing to do: the next request finds out, and the server ends."""
+    with stage.running(stage.serve(*stage.engine()), "serve.txt") as (process, log):
+        url = address(process, log)
+        kill_core(process)
+        since = time.monotonic()
+        check_refused(found, [ask(stage, url, {})])
+        end = End(process, log, since)
+    found.take_end(end, 1)
+
+
+def serve_killed_under_ray(stage: Stage, found: Found) -> None:
+    """Kills the core of a replica: its searches get a 5xx, the server lives, and another engine takes the place."""
+    number = 2 if IS_CUDA else 1
+    share = ["--gpus-per-engine", str(1 / number)] if IS_CUDA else []
+    words = stage.serve(*stage.engine(), "--ray", "--engines", str(number), *share)
+    with stage.running(words, "serve.txt") as (process, log):
+        url = address(process, log)
+        wait_until(lambda: engines_ready(url) == number, "the engines", START_SECONDS)
+        with asking(stage, url) as answers:
+            for core in cores_of(process):
+                os.kill(core, signal.SIGKILL)
+            since = time.monotonic()
+            check_refused(found, answers())
+        wait_until(lambda: engines_ready(url) == number, "new engines", START_SECONDS + END_SECONDS)
+        found["seconds_until_all_were_back"] = round(time.monotonic() - since, 1)
+        code, text = ask(stage, url, {})
+        found.check(code == 200, f"a request after that got {code}: {text}")
+        process.send_signal(signal.SIGTERM)
+        end = End(process, log, time.monotonic())
+        found.check(end.code == 0, f"the server ended with {end.code}: {end.lines[-6:]}")
+    check_searches(stage, found)
+
+
+@contextmanager
+def asking(stage: Stage, url: str) -> Iterator[Callable[[], list[tuple[int, str]]]]:
+    """Has clients begin long searches; what it gives waits for their answers."""
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        long = {"gambit": {"policy": "sc", "num_traces": 5000}}
+        bodies = [long, *[{**long, "stream": True}] * (NUM_CLIENTS - 1)]
+        asked = [clients.submit(ask, stage, url, body) for body in bodies]
+        logs = stage.folder / "searches"
+        wait_until(lambda: len(list(logs.glob("*/events.jsonl"))) >= NUM_CLIENTS or any(a.done() for a in asked),
+                   "the searches")  # fmt: skip
+        time.sleep(2)
+        yield lambda: [each.result() for each in asked]
+
+
+def ask(stage: Stage, url: str, body: Mapping[str, object]) -> tuple[int, str]:
+    """Returns the status and the error's message; a stream's status is that of the error in its last chunk."""
+    import httpx
+
+    question = json.loads(stage.problems.read_text().splitlines()[0])["question"]
+    body = {"model": "served", "messages": [{"role": "user", "content": question}], **body}
+    headers = {"authorization": f"Bearer {KEY}"}
+    try:
+        reply = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=START_SECONDS)
+    except httpx.HTTPError as error:
+        return 0, f"no answer: {error!r}"
+    if reply.status_code != 200:
+        return reply.status_code, reply.json()["error"]["message"]
+    if "stream" not in body:
+        return 200, reply.json()["choices"][0]["message"]["content"]
+    chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    error = next((json.loads(each)["error"] for each in chunks if each.startswith('{"error"')), None)
+    if error is None or chunks[-1] != "[DONE]":
+        return 0, f"a stream that ends with {chunks[-2:]}"
+    return 500 if error["type"] == "server_error" else 400, error["message"]
+
+
+def check_refused(found: Found, answers: list[tuple[int, str]]) -> None:
+    found["answers"] = sorted({f"{code}: {message}" for code, message in answers})
+    found.check(all(500 <= code < 600 and message for code, message in answers), "an answer is no 5xx with a sentence")
+
+
+def check_searches(stage: Stage, found: Found) -> None:
+    """Every log of the server's searches replays to its last whole line."""
+    from collections import Counter
+
+    from kills import Wrong, check_logs
+
+    counts: Counter[str] = Counter()
+    try:
+        check_logs(stage.folder / "searches", counts)
+    except Wrong as error:
+        found.check(False, str(error))
+    found["logs"] = dict(counts)
+
+
+def engines_ready(url: str) -> int:
+    import httpx
+
+    with suppress(httpx.HTTPError):
+        text = httpx.get(f"{url.removesuffix('/v1')}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+        lines = [line.split() for line in text.splitlines() if line.startswith("gambit_engines_ready")]
+        return int(float(lines[0][-1])) if lines else -1
+    return -1
+
+
+def no_start(*options: str, words: tuple[str, ...]) -> Callable[[Stage, Found], None]:
+    def run(stage: Stage, found: Found) -> None:
+        """Starts a server with a cache that the memory does not hold."""
+        ratio = [option for option in options if option.startswith("--")]
+        given = [option for option in options if option not in ratio]
+        with stage.running([*stage.serve(*stage.engine(*given)), *(" ".join(ratio).split())], "serve.txt") as (
+            process,
+            log,
+        ):
+            end = End(process, log, time.monotonic(), START_SECONDS)
+        found.take_end(end, 1, *words)
+
+    return run
+
+
+MEMORY = ("memory",)  # what a sentence about too little of it must name
+FAULTS: Mapping[str, Callable[[Stage, Found], None]] = {
+    "bench_killed": bench_killed,
+    "serve_killed": serve_killed,
+    "bench_killed_late": bench_killed_late,
+    "serve_killed_idle": serve_killed_idle,
+    "cache_too_large": no_start(f"kv_cache_memory_bytes={1 << 46}", words=MEMORY),
+    "cache_too_small": no_start(f"kv_cache_memory_bytes={1 << 16}", words=MEMORY),
+    "allocation_in_mid_search": bench_fault("allocation"),
+    "error_in_mid_search": bench_fault("error"),
+    "assert_on_the_device": bench_fault("assert"),
+    "serve_killed_under_ray": serve_killed_under_ray,
+}
+CUDA_ONLY = {"assert_on_the_device": "a device-side assert is CUDA's"}
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def wait_until(is_so: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def wait_for_rows(stage: Stage, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    rows = stage.folder / "run" / "rows.jsonl"
+
+    def is_there() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"the bench ended before its fault: {log.read_text(errors='replace')[-500:]}")
+        return rows.exists() and rows.read_bytes().count(b"\n") >= count
+
+    wait_until(is_there, f"{count} rows", START_SECONDS + END_SECONDS)
+
+
+def address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Returns the server's, once it serves."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server did not start: {log.read_text(errors='replace')[-500:]}")
+        found[:] = [line.split()[-1] for line in log.read_text(errors="replace").splitlines() if line.endswith("/v1")]
+        return bool(found)
+
+    wait_until(is_there, "the server")
+    return found[0]
+
+
+def cores_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Returns the processes of vLLM's cores, which name themselves so."""
+    from kills import descendants, name_of
+
+    return [pid for pid in descendants(process.pid) if "EngineCore" in name_of(pid)]
+
+
+def kill_core(process: subprocess.Popen[bytes]) -> None:
+    (core,) = cores_of(process)
+    os.kill(core, signal.SIGKILL)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all of its session: engines have groups of their own, and the session stays theirs."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == process.pid:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+    process.wait()
+
+
+# -- the script ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", default="pawn", help="the bundled one, or the folder of another")
+    parser.add_argument("--only", default=",".join(FAULTS), help="of these faults alone")
+    parser.add_argument("--seconds", type=float, default=420.0 if IS_CUDA else 3600.0, help="no fault lasts longer")
+    parser.add_argument("--together", type=int, default=3 if IS_CUDA else 1, help="faults side by side")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(FOUND + json.dumps(tried(options.one, options.model)), flush=True)
+        return
+    results, lock = {"device": torch.cuda.get_device_name() if IS_CUDA else "cpu", "faults": {}}, Lock()
+
+    def note(name: str) -> None:
+        found = apart(name, options)
+        with lock:
+            results["faults"][name] = found
+            print(name, json.dumps(found, indent=1), flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+    with ThreadPoolExecutor(options.together) as threads:
+        list(threads.map(note, options.only.split(",")))
+    sys.exit(any(found.get("wrong") for found in results["faults"].values()))
+
+
+def apart(name: str, options: argparse.Namespace) -> dict[str, object]:
+    """Tries a fault in a process of its own, until the script's time is up."""
+    if name in CUDA_ONLY and not IS_CUDA:
+        return {"skipped": CUDA_ONLY[name]}
+    left = options.seconds - (time.monotonic() - BEGAN)
+    if left < 30:
+        return {"skipped": "no time is left"}
+    command = [sys.executable, __file__, "--one", name, "--model", options.model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            text, _ = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it ends its commands
+            process.wait()
+            return {"wrong": [f"it was not over after {left:.0f} s"]}
+    lines = [line.removeprefix(FOUND) for line in text.splitlines() if line.startswith(FOUND)]
+    return json.loads(lines[0]) if lines else {"wrong": [f"it ended with {process.returncode} and found nothing"]}
+
+
+def tried(name: str, model: str) -> dict[str, object]:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    found, began = Found(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            FAULTS[name](Stage(Path(folder), model), found)
+        except Exception as error:
+            found.check(False, f"{type(error).__name__}: {error}")
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+if __name__ == "__main__":
+    main()
