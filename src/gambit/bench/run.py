@@ -183,12 +183,10 @@ class LocalSearches:
 
     def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
         """Carries out tasks and yields each when it ends, but for those that were interrupted."""
-        is_warm = False
-        for group, members in itertools.groupby(tasks, key=lambda task: task.group):
+        for number, (group, members) in enumerate(itertools.groupby(tasks, key=lambda task: task.group)):
             pending = list(members)
-            if not is_warm:
+            if number == 0:
                 warm_up(self.solver, pending[0].problem, group.warmup_config, self.should_stop)
-                is_warm = True
             yield from self._run_group(group, pending)
             if self.should_stop():
                 return

@@ -166,14 +166,11 @@ class SearchHost:
         self._finish(batch.add(search))
 
     def _step(self, batch: SearchBatch) -> None:
-        unwanted = [search for search in batch.running.values() if self._is_unwanted(search)]
-        if unwanted:
-            self._finish(batch.stop(unwanted))
+        self._finish(batch.stop([search for search in batch.running.values() if self._is_unwanted(search)]))
         if not batch.running:
             return
         try:
-            if stopped := batch.step():
-                self._finish(stopped)
+            self._finish(batch.step())
         except BaseException as error:
             self._finish(batch.stop_all(StopReason.FAILED, str(error)), error)
 

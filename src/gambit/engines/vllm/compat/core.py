@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -100,17 +101,13 @@ class VllmCore:
         if waiting is None:
             return self._client.get_output()
         # A core that was killed sends nothing, and get_output() would wait for it for ever.
-        while waiting.empty() and not self._client.resources.engine_dead:
-            try:
+        while not (self._client.resources.engine_dead and waiting.empty()):
+            with suppress(queue.Empty):
                 first = waiting.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
-            if isinstance(first, Exception):
-                raise first
-            return first
-        if waiting.empty():
-            raise RuntimeError("its engine process has died")
-        return self._client.get_output()
+                if isinstance(first, Exception):
+                    raise first
+                return first
+        raise RuntimeError("its engine process has died")
 
     def close(self) -> None:
         if self not in self._here or len(self._here) == 1:
