@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
@@ -44,6 +45,7 @@ STEPS_BEFORE = 40  # that the scorer scores before the fault, the self-check's i
 LONG_SECONDS = 40.0  # of a search that is to meet a fault
 END_SECONDS = 60.0  # from the fault until the command has ended, or a request has its answer
 START_SECONDS = 180.0  # until an engine is there, or has said why not; a loaded CPU takes a minute
+LEAST_SECONDS = 30.0  # that a fault takes
 IS_CUDA = torch.cuda.is_available()
 ROOM = 1 << (30 if IS_CUDA else 27)  # bytes of KV cache
 
@@ -164,8 +166,11 @@ class Stage:
             written = self.fault.with_name("fault to come")
             written.write_text(fault)
             written.rename(self.fault)
-        for core in cores_of(process) if fault == KILL else ():
-            os.kill(core, signal.SIGKILL)
+        else:
+            cores = cores_of(process)
+            assert cores, "vLLM's core is not found by its name: install setproctitle"
+            for core in cores:
+                os.kill(core, signal.SIGKILL)
         return time.monotonic()
 
     def search(self) -> list[str]:
@@ -379,9 +384,17 @@ FAULTS: Mapping[str, Fault] = {  # the most important first
     "a bench's core is killed near the end": bench(KILL, 2, 2),  # fewer searches left than failures that end a bench
     "a scorer raises in a bench": bench("error"),
 }
-CUDA_ONLY = {name: "only CUDA has device-side asserts" for name in FAULTS if "assert" in name} | {
-    "other work has the memory": "vLLM looks for free memory before it starts on a GPU only"
-}
+
+
+def why_skipped(name: str, seconds_left: float) -> str | None:
+    """Returns why a fault is not tried here; None for one that is."""
+    if "assert" in name and not IS_CUDA:
+        return "only CUDA has device-side asserts"
+    if name == "other work has the memory" and not IS_CUDA:
+        return "vLLM looks for free memory before it starts on a GPU only"
+    if "replica" in name and find_spec("ray") is None:
+        return "Ray is not installed"
+    return "no time is left" if seconds_left < LEAST_SECONDS else None
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -451,7 +464,8 @@ def main() -> None:
     if options.one:
         print(FOUND + json.dumps(tried(options.one, options.model)), flush=True)
         return
-    results, lock = {"device": torch.cuda.get_device_name() if IS_CUDA else "cpu", "faults": {}}, Lock()
+    device = torch.cuda.get_device_name() if IS_CUDA else "cpu"
+    results, lock = {"device": device, "faults": {}}, Lock()
 
     def note(name: str) -> None:
         found = apart(name, options)
@@ -469,11 +483,9 @@ def main() -> None:
 
 def apart(name: str, options: argparse.Namespace) -> dict[str, object]:
     """Tries a fault in a process of its own, until the script's time is up."""
-    if name in CUDA_ONLY and not IS_CUDA:
-        return {"skipped": CUDA_ONLY[name]}
     left = options.seconds - (time.monotonic() - BEGAN)
-    if left < 30:
-        return {"skipped": "no time is left"}
+    if reason := why_skipped(name, left):
+        return {"skipped": reason}
     command = [sys.executable, __file__, "--one", name, "--model", options.model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
