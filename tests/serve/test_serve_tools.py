@@ -137,7 +137,8 @@ def test_traces_vote_over_objects_however_they_are_written(speaking):
 def test_a_loop_of_calls_and_results_ends_with_an_answer(speaking):
     messages = [{"role": "user", "content": "please vote"}]
     asked = ask(speaking, "vote", messages=messages).choices[0].message
-    messages += [asked, {"role": "tool", "tool_call_id": asked.tool_calls[0].id, "content": "sunny"}]
+    again = {**asked.model_dump(), "provider_specific_fields": {"refusal": None, "reasoning": "x"}}  # as LiteLLM
+    messages += [again, {"role": "tool", "tool_call_id": asked.tool_calls[0].id, "name": "weather", "content": "sunny"}]
     answer = ask(speaking, "vote", messages=messages).choices[0]
     assert answer.message.content == "It is sunny. \\boxed{21}" and answer.finish_reason == "stop"
     assert '"arguments": {"city": "Paris", "days": 1}' in speaking.engine.prompts[-1], "arguments as an object"

@@ -129,6 +129,10 @@ def listed(value: object) -> list[object]:
     return value
 
 
+# First words of fields, by role: earlier thinking, what LiteLLM adds, and the name of the tool that was called.
+IDLE_FIELDS = {"assistant": ("reasoning", "provider_specific_fields"), "tool": ("name",)}
+
+
 class Message(RequestModel):
     """A message of a conversation."""
 
@@ -141,15 +145,14 @@ class Message(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _without_idle_fields(cls, value: object) -> object:
-        """Drops empty fields, and an assistant's earlier thinking, which chat templates leave out as well."""
+        """Drops empty fields, and those that clients send along although chat templates leave them out as well."""
         if not isinstance(value, dict):
             return value
-        is_assistant = value.get("role") == "assistant"
+        is_assistant, idle = value.get("role") == "assistant", IDLE_FIELDS.get(str(value.get("role")), ())
         found = {
             name: item
             for name, item in value.items()
-            if name in ("role", "content")
-            or not (item in (None, [], "") or (is_assistant and name.startswith("reasoning")))
+            if name in ("role", "content") or not (item in (None, [], "") or name.startswith(idle))
         }
         if is_assistant and "tool_calls" in found and found.get("content") is None:
             found["content"] = ""
