@@ -1,7 +1,10 @@
 """Pages as axe-core judges them: no serious fault, in both colour schemes, on a desk and on a phone."""
 
+import functools
+import http.server
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from support.browser import Browser, find_browser
 from support.serving import EASY, serving
 
 AXE = Path(os.environ.get("AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+SITE = Path(os.environ.get("SITE", ROOT / "site"))
 BROWSER = find_browser()
 pytestmark = [
     pytest.mark.system,
@@ -66,3 +70,18 @@ def test_the_live_page(browser, pawn_solver):
         assert faults(browser, f"{served.url}/") == {}
         served.ask(EASY)
         assert faults(browser, f"{served.url}/", "document.querySelector('#run .answer') !== null") == {}
+
+
+@pytest.fixture(scope="module")
+def site():
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="the site is not built: make docs, or SITE=FOLDER")
+@pytest.mark.parametrize("page", ["", "getting-started/", "results/", "serve/", "policies/", "api/"])
+def test_the_docs_site(browser, site, page):
+    assert faults(browser, f"{site}/{page}") == {}
