@@ -17,6 +17,7 @@ from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.search.host import SearchTicket
 from gambit.solver import PendingSearch, Solver
+from gambit.solver.builder import with_fields
 from gambit.types import ChatMessage, Problem
 
 
@@ -55,9 +56,10 @@ class AsyncSolver:
         *,
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
+        **fields: object,
     ) -> SearchResult:
         """Searches one problem to its end."""
-        pending = self.solver.submit(problem, config, out_dir=out_dir, extractor=extractor)
+        pending = self.solver.submit(problem, with_fields(config, fields), out_dir=out_dir, extractor=extractor)
         return await result_of(pending)
 
     def stream(
@@ -67,10 +69,13 @@ class AsyncSolver:
         *,
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
+        **fields: object,
     ) -> SearchStream:
         """Begins a search and returns an iterator over its events; its `result` is set when the iteration has ended."""
         stream = SearchStream(asyncio.get_running_loop())
-        stream.pending = self.solver.submit(problem, config, out_dir=out_dir, extractor=extractor, on_event=stream.push)
+        stream.pending = self.solver.submit(
+            problem, with_fields(config, fields), out_dir=out_dir, extractor=extractor, on_event=stream.push
+        )
         return stream
 
     async def close(self) -> None:

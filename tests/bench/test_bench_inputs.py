@@ -101,6 +101,14 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, records: list, c
         list(benchmark_for(str(path)).items())
 
 
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [("aime25", "aime_2025"), ("AIME2024", "aime_2024"), ("math500", "math_500"), ("gpqa", "gpqa_diamond")],
+)
+def test_usual_spellings_name_a_benchmark_too(spelt: str, name: str) -> None:
+    assert benchmark_for(spelt) is benchmark_for(name)
+
+
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown benchmark 'aime_2023': did you mean 'aime_202\d'.*hf:DATASET"):
         benchmark_for("aime_2023")

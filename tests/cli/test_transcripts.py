@@ -20,7 +20,7 @@ from support import GOLDEN
 FOLDER = GOLDEN / "cli"
 PUZZLE = "a = 17; b = 61; c = a + b; d = c - a; d?"
 SEARCH = ("--engine", "local", "--seed", "1", "--capacity", "8")
-HELP = ("", "solve", "demo", "serve", "policies", "view", "replay", "export", "bench", "report", "merge",
+HELP = ("", "solve", "demo", "serve", "policies", "runs", "view", "replay", "export", "bench", "report", "merge",
         "prefix-value", "doctor", "scorer", "scorer collect", "scorer merge", "scorer train", "scorer eval",
         "scorer import", "scorer export", "scorer show")  # fmt: skip
 # In this order, in one folder: the later ones read what the earlier ones wrote.
@@ -48,6 +48,7 @@ RUNS: dict[str, tuple[str, ...]] = {
                       "--engine", "local", "--out", "bench"),
     "bench_benchmarks": ("bench", "--list-benchmarks"),
     "scorer_show": ("scorer", "show", "confidence"),
+    "scorer_show_model": ("scorer", "show", "pawn"),
 }  # fmt: skip
 TIMES = re.compile(
     r'(?<="seconds": ){.*?}|(?<=seconds": )[\d.e-]+|(?<=seconds ) *[\d.]+, of .*\b|(?<=tokens, )[\d.]+(?= s, )'

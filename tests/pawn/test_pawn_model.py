@@ -116,7 +116,7 @@ def test_it_solves_easy_puzzles_in_the_format_it_was_taught(pawn):
 
 def test_what_is_no_puzzle_gets_a_hint(pawn):
     for text in ("What is 2+2?", [{"role": "user", "content": "Hi"}]):
-        with pytest.raises(UserError, match="name a real model with --model"):
+        with pytest.raises(UserError, match="needs a real model"):
             pawn.solve(text)
 
 

@@ -31,6 +31,7 @@ HUB = "hf:"  # then ORG/NAME, with :SPLIT, or with /CONFIG:SPLIT
 HUB_SPEC = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.:%\[\]-]+))?")
 USUAL_SPLIT = "test"
 SYNTAX = (f"{HUB}DATASET[:SPLIT]", *chains.SYNTAX)  # of benchmarks that have no fixed name
+ALIKE = r"[-_]|20(?=\d\d)|diamond"  # what names of benchmarks may leave out
 Record = Mapping[str, object]
 T = TypeVar("T")
 Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
@@ -80,6 +81,12 @@ def numbers_of(text: str | None, flag: str = "--problems") -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
+def registered_name(name: str) -> str:
+    """Returns the name of a registered benchmark that is spelt in another way, as aime25 or math500; else the name."""
+    spelt = {re.sub(ALIKE, "", each): each for each in registry.names(GROUP)}
+    return spelt.get(re.sub(ALIKE, "", name.lower()), name)
+
+
 def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchmark:
     """Returns a registered benchmark, or the problems of a file, whose columns may have other names."""
     if name.partition(":")[0] in chains.FAMILIES:
@@ -94,7 +101,7 @@ def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchm
             raise UserError(f"{name}: the file's name names a folder, so use letters, digits, '.', '_' and '-'")
         return Benchmark(path.stem, partial(_file_items, path, _plain, columns or {}))
     try:
-        return cast("Benchmark", registry.load(GROUP, name))
+        return cast("Benchmark", registry.load(GROUP, registered_name(name)))
     except UserError as error:
         raise UserError(f"{error}; or give {HUB}DATASET:SPLIT, or a .jsonl with question and answer") from error
 

@@ -32,7 +32,7 @@ MOST_PUZZLES = 10**9
 POLICIES = "sc", "gambit"
 TITLES = {"sc": "plain voting", "gambit": "Gambit"}
 PICKED_PUZZLE = 25  # of the benchmark; voting gets it wrong
-PICKED = "a puzzle picked since the two differ (--random takes any)"
+PICKED = "A puzzle picked because voting fails on it (--random takes any)"
 MOST_SHOWN = 4  # answers
 # benchmarks/results/islands_noise.json, which a test holds this line to
 MEASURED = "gambit 95.6 %, sc 66.7 %, with 5 % fewer tokens"
@@ -64,7 +64,7 @@ def demo(
 def _run(number: int | None, folder: Path) -> int:
     """Searches by self-consistency, then by Gambit with as many traces, and compares them."""
     problem, gold = unseen_problem(number)
-    name = PICKED if number is None else f"puzzle {number}"
+    name = PICKED if number is None else f"Puzzle {number}"
     put(f"{name}, modulo 97: {problem.question}\n")
     results: list[SearchResult] = []
     with open_session(EngineConfig(engine="local"), folder) as session:  # starts in seconds everywhere
@@ -136,11 +136,11 @@ def fair_comparison(
     costs = rival.tokens.generated / max(budget, 1) - 1
     plain = rival.counts.completed
     said = (
-        f"Gambit is {_verdict(mine.answer, gold)} with {budget:,} tokens, plain voting over {plain} traces is "
-        f"{_verdict(rival.answer, gold)} with {costs:+.0%}"
+        f"Gambit is {_verdict(mine.answer, gold)} with {budget:,} tokens. Plain voting over {plain} traces is "
+        f"{_verdict(rival.answer, gold)} with {abs(costs):.0%} {'more' if costs > 0 else 'fewer'}"
     )
     if len(ballots) < plain:
-        said += f", and over the {len(ballots)} that Gambit's tokens pay for {_verdict(fewer.answer, gold)}"
+        said += f", and over the {len(ballots)} that Gambit's tokens pay for it is {_verdict(fewer.answer, gold)}"
     return f"{said}.\nMeasured over 300 unseen puzzles, three seeds, all traces: {MEASURED}."
 
 

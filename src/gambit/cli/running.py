@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gambit.answers import Grader
+from gambit.bench.folder import RUN_FILE
 from gambit.cli.forecast import Forecast
 from gambit.cli.options import picked, read_configs
 from gambit.cli.progress import LiveScreen, PoolScreen, SearchScreen
@@ -86,6 +87,8 @@ def _check(job: SolveJob) -> None:
                             "problem on all of them, or leave --ray out")  # fmt: skip
     check_engine(job.engine)
     check_writable(job.folder)
+    if (job.folder / RUN_FILE).exists():
+        raise UserError(f"{job.folder} holds a bench run: choose another --out")
     if job.output is not None:
         check_new_file(job.output)
     _check_questions(job.problems, job.engine.model)

@@ -250,14 +250,16 @@ def import_(
 @command("show")
 def show(
     scorer: Annotated[
-        str, typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier.")
+        str,
+        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors), the folder of a verifier, or a model."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    is_verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known.")] = False,
 ) -> int:
     """Show what a scorer was made for, from what, and how good it was."""
     from gambit.cli import scorer_work
 
-    return scorer_work.show(scorer, as_json=as_json)
+    return scorer_work.show(scorer, as_json=as_json, is_verbose=is_verbose)
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hub name, or the folder of a model called like it.")]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 from rich.table import Table
+from rich.text import Text
 
-from gambit.bench.datasets import GROUP, HUB, SYNTAX, Benchmark, benchmark_for, chosen, numbers_of
+from gambit.bench.datasets import GROUP, HUB, SYNTAX, Benchmark, benchmark_for, chosen, numbers_of, registered_name
 from gambit.chains import FAMILIES
 from gambit.cli.options import given, picked, with_adapter
 from gambit.cli.progress import engine_lines, progress_bar
@@ -26,14 +26,16 @@ from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
 from gambit.config import registry
 from gambit.config.options import EngineConfig, SearchConfig
+from gambit.config.trust import SHARES, ScorerTrust, reason_for
 from gambit.engines.base import check_engine
 from gambit.engines.local.model import pick_device
 from gambit.errors import EngineError, StorageError, UserError
-from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.authors import is_torch_file, load_torch_scorer
 from gambit.scorers.base import ScorerInfo
+from gambit.scorers.card import facts_of
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.choice import scorer_file
 from gambit.storage.problems import (
     MANY_SUFFIXES,
     check_not_empty,
@@ -159,7 +161,7 @@ def say_refused(reasons: Sequence[str]) -> None:
 
 def _benchmark(options: CollectOptions) -> Benchmark | None:
     """Returns the benchmark that is named, a dataset of the hub too; None for files and generators."""
-    is_named = options.problems.startswith(HUB) or registry.knows(GROUP, options.problems)
+    is_named = options.problems.startswith(HUB) or registry.knows(GROUP, registered_name(options.problems))
     return benchmark_for(options.problems, columns_of(options.columns)) if is_named else None
 
 
@@ -368,20 +370,32 @@ def _import_info(options: ImportOptions) -> ScorerInfo:
     )  # fmt: skip
 
 
-def show(scorer: str, *, as_json: bool) -> int:
+def show(scorer: str, *, as_json: bool, is_verbose: bool) -> int:
     metadata = _metadata_of(scorer)
-    if as_json:
-        typer.echo(json.dumps(metadata))
-    else:
-        put(metadata_table(metadata))
+    if as_json or is_verbose:
+        typer.echo(json.dumps(metadata, indent=2 if is_verbose and not as_json else None))
+        return OK
+    trust = None if metadata.get("trust") is None else ScorerTrust.model_validate_json(json.dumps(metadata["trust"]))
+    facts = facts_of(metadata)
+    if trust is not None and trust.is_judged:
+        facts["AUC"] = ", ".join(f"{auc:.2f} at {share:.0%}" for auc, share in zip(trust.auc, SHARES, strict=True))
+    facts["trusted"] = f"{reason_for(trust)} (more: -v)"
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name, style="dim"), value)
+    put(table)
     return OK
 
 
 def _metadata_of(scorer: str) -> dict[str, Any]:
     found, path = parse_scorer(scorer), Path(trained_scorer(scorer))
     if isinstance(found, str):
-        raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
-                        "verifier")  # fmt: skip
+        model = models.locate(found) if models.named_model(found) else found
+        own = None if registry.knows("gambit.scorers", found) else scorer_file(AUTO, model)
+        if own is None:
+            raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, the folder of a "
+                            "verifier, or a model whose scorer is here (`gambit scorer get` fetches one)")  # fmt: skip
+        path = own
     if isinstance(found, VerifierName):
         return read_info(path).model_dump(mode="json")
     loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
@@ -459,24 +473,3 @@ def _ranking_table(report: ScorerReport, title: str) -> Table:
         cells = [f"{found[share].value:.3f}" if share in found else "" for share in shares]
         table.add_row(ranking.name, *([str(ranking.mean_auc)] if is_auc else []), *cells)
     return table
-
-
-def metadata_table(metadata: Json) -> Table:
-    table = Table(box=None, show_header=False)
-    for name, value in _flat(metadata):
-        table.add_row(name, value)
-    return table
-
-
-def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields nested metadata as lines, each with the path to its value."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        for index, inner in enumerate(value):
-            yield from _flat(inner, f"{name}.{index}")
-    elif isinstance(value, float):
-        yield name, f"{value:.4g}" if math.isfinite(value) else str(value)
-    else:
-        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

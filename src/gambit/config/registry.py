@@ -9,6 +9,11 @@ from importlib.metadata import EntryPoint, entry_points
 from gambit.config.options import unknown_key
 from gambit.errors import UserError
 
+BENCHMARKS = (
+    "aime_2024", "aime_2025", "aime_2026", "authors_aime_2025", "authors_gpqa_diamond", "authors_hmmt_2024",
+    "authors_hmmt_2025", "beyond_aime", "gpqa_diamond", "gsm8k", "hmmt_2012_2023", "hmmt_feb_2024", "hmmt_feb_2025",
+    "hmmt_feb_2026", "hmmt_nov_2025", "math_500", "pawn",
+)  # fmt: skip
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
         "adaptive": "gambit.policies.baselines:Adaptive",
@@ -35,25 +40,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "local": "gambit.engines.local.engine:start_local",
         "vllm": "gambit.engines.vllm.start:start_vllm",
     },
-    "gambit.benchmarks": {
-        "aime_2024": "gambit.bench.datasets:AIME_2024",
-        "aime_2025": "gambit.bench.datasets:AIME_2025",
-        "aime_2026": "gambit.bench.datasets:AIME_2026",
-        "authors_aime_2025": "gambit.bench.datasets:AUTHORS_AIME_2025",
-        "authors_gpqa_diamond": "gambit.bench.datasets:AUTHORS_GPQA_DIAMOND",
-        "authors_hmmt_2024": "gambit.bench.datasets:AUTHORS_HMMT_2024",
-        "authors_hmmt_2025": "gambit.bench.datasets:AUTHORS_HMMT_2025",
-        "beyond_aime": "gambit.bench.datasets:BEYOND_AIME",
-        "gpqa_diamond": "gambit.bench.datasets:GPQA_DIAMOND",
-        "gsm8k": "gambit.bench.datasets:GSM8K",
-        "hmmt_2012_2023": "gambit.bench.datasets:HMMT_2012_2023",
-        "hmmt_feb_2024": "gambit.bench.datasets:HMMT_FEB_2024",
-        "hmmt_feb_2025": "gambit.bench.datasets:HMMT_FEB_2025",
-        "hmmt_feb_2026": "gambit.bench.datasets:HMMT_FEB_2026",
-        "hmmt_nov_2025": "gambit.bench.datasets:HMMT_NOV_2025",
-        "math_500": "gambit.bench.datasets:MATH_500",
-        "pawn": "gambit.bench.datasets:PAWN",
-    },
+    "gambit.benchmarks": {name: f"gambit.bench.datasets:{name.upper()}" for name in BENCHMARKS},
 }
 
 KINDS = {"gambit.policies": "policy", "gambit.scorers": "scorer", "gambit.models": "model",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gambit.config.trust import SHARES, ScorerTrust, reason_for
 from gambit.errors import UserError, first_line
+from gambit.events import Json
 from gambit.models.files import OFFLINE, SCHEME, SCORER_FILE, hub_address, is_offline, repository_of
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
@@ -29,6 +30,10 @@ It reads hidden states of {base} at the end of each thought and says how promisi
 
 {figures}
 """
+LABELS = {
+    "base_model": "base model", "architecture": "architecture", "layers": "layers", "state_position": "state",
+    "boundary_rule": "thoughts end at", "aggregation": "a trace's score",
+}  # fmt: skip
 KNOWN_OF_TRAINING = {
     "source": "trained on", "problem_set": "trained on", "objective": "objective", "imported_from": "imported from",
 }  # fmt: skip
@@ -38,13 +43,9 @@ def card_of(path: Path, repository: str) -> str:
     """Returns the card of a checkpoint as Markdown, with the front matter that the hub reads."""
     info, metadata = load_checkpoint(path).info, read_metadata(path)
     base = info.base_model or "unknown"
-    found = metadata.get("training")
-    training = found if isinstance(found, dict) else {}
     facts = {
-        "base model": base, "architecture": info.architecture, "hidden size": info.hidden_size,
-        "layers": ", ".join(map(str, info.layers)), "state": info.state_position, "thoughts end at": info.boundary_rule,
-        "a trace's score": info.aggregation, "weights of the base model": info.base_model_hash or "not recorded",
-        **{label: training[name] for name, label in KNOWN_OF_TRAINING.items() if training.get(name)},
+        **facts_of({**metadata, "layers": list(info.layers)}), "hidden size": info.hidden_size,
+        "weights of the base model": info.base_model_hash or "not recorded",
     }  # fmt: skip
     return CARD.format(
         base=base,
@@ -53,6 +54,16 @@ def card_of(path: Path, repository: str) -> str:
         facts=_table(("", ""), *facts.items()),
         figures=_figures(info.trust),
     )
+
+
+def facts_of(metadata: Mapping[str, Json]) -> dict[str, str]:
+    """Returns what a checkpoint or a verifier was made for and from, by label, as far as its metadata has it."""
+    found = metadata.get("training")
+    training = found if isinstance(found, dict) else {}
+    known = [(label, metadata.get(name)) for name, label in LABELS.items()]
+    known += [(label, training.get(name)) for name, label in KNOWN_OF_TRAINING.items()]
+    return {label: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            for label, value in known if value}  # fmt: skip
 
 
 def _figures(trust: ScorerTrust | None) -> str:

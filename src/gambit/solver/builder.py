@@ -18,7 +18,7 @@ from typing import cast
 from gambit import events as ev
 from gambit.answers import Extractor, Grader, extractor_for
 from gambit.answers.structured import with_calls
-from gambit.config.options import Compat, EngineConfig, PresetSource, SearchConfig
+from gambit.config.options import Compat, EngineConfig, PresetSource, SearchConfig, build
 from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import Engine, SearchSpec, check_prompt, start_engine
 from gambit.errors import UserError, WarnOnce
@@ -160,20 +160,30 @@ def request_of(
     out_dir: Path | str | None,
     extractor: Extractor | None,
     on_event: Callable[[ev.Event], None] | None,
+    fields: Mapping[str, object] | None = None,
 ) -> SearchRequest:
-    """Returns the request for one problem."""
+    """Returns the request for one problem; `fields` of the options were given as keywords."""
     problem = problem if isinstance(problem, Problem) else Problem(problem)
-    check_types(problem, config)
+    config = with_fields(config, fields or {})
+    check_question_type(problem)
     callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
     folder = None if out_dir is None else Path(out_dir)
-    return SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
+    return SearchRequest(problem, config, folder, extractor, callback)
 
 
-def check_types(problem: Problem, config: object) -> None:
-    """Raises UserError for a question or options of a wrong type, which would fail later with other words."""
+def with_fields(config: object, fields: Mapping[str, object]) -> SearchConfig:
+    """Returns options with some fields replaced, checked as if all had been given together."""
     if not isinstance(config, SearchConfig | None):
         raise UserError(f"the options are a {type(config).__name__}: give a SearchConfig, as in "
-                        "SearchConfig(capacity=16)")  # fmt: skip
+                        "SearchConfig(capacity=16), or its fields, as in capacity=16")  # fmt: skip
+    if config is not None and not fields:
+        return config
+    named = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    return build(SearchConfig, {**named, **fields})
+
+
+def check_question_type(problem: Problem) -> None:
+    """Raises UserError for a question of a wrong type, which would fail later with other words."""
     question = problem.question
     if not isinstance(question, str) and not _are_messages(question):
         raise UserError(
@@ -198,17 +208,18 @@ def requests_of(
     extractor: Extractor | None,
     on_event: EventCallback | None,
     concurrency: int = 1,
+    fields: Mapping[str, object] | None = None,
 ) -> Iterator[SearchRequest]:
     """Returns the requests for many problems, each with a folder of its own in `out_dir`."""
-    config, folder = config or SearchConfig(), None if out_dir is None else Path(out_dir)
+    options, folder = with_fields(config, fields or {}), None if out_dir is None else Path(out_dir)
     if folder is not None:
         check_writable(folder)
 
     def request(number: int, given: str | Problem) -> SearchRequest:
         problem = given if isinstance(given, Problem) else Problem(given, id=str(number))
-        check_types(problem, config)
+        check_question_type(problem)
         own_folder = None if folder is None else folder / problem.id
-        return SearchRequest(problem, config, own_folder, extractor, on_event, concurrency, must_log=False)
+        return SearchRequest(problem, options, own_folder, extractor, on_event, concurrency, must_log=False)
 
     return itertools.starmap(request, enumerate(problems))
 

@@ -167,12 +167,14 @@ class Solver(AbstractContextManager["Solver"]):
         extractor: Extractor | None = None,
         on_event: Callable[[ev.Event], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        **fields: object,
     ) -> SearchResult:
         """Searches one problem to its end. With `out_dir`, the event log and the result are written there.
 
+        `fields` are those of `SearchConfig`: `solve(problem, capacity=16, seed=1)`.
         Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
         """
-        request = request_of(problem, config, out_dir, extractor, on_event)
+        request = request_of(problem, config, out_dir, extractor, on_event, fields)
         return self._submit(request, should_stop).result()
 
     def submit(
@@ -183,9 +185,10 @@ class Solver(AbstractContextManager["Solver"]):
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
         on_event: Callable[[ev.Event], None] | None = None,
+        **fields: object,
     ) -> PendingSearch:
         """Begins a search beside those that run, and returns at once; `AsyncSolver` and `gambit serve` build on it."""
-        return self._submit(request_of(problem, config, out_dir, extractor, on_event), lambda: False)
+        return self._submit(request_of(problem, config, out_dir, extractor, on_event, fields), lambda: False)
 
     def check_question(self, question: str) -> None:
         """Refuses, before a search begins, a question that a bundled model was not made for."""
@@ -214,6 +217,7 @@ class Solver(AbstractContextManager["Solver"]):
         extractor: Extractor | None = None,
         on_event: EventCallback | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        **fields: object,
     ) -> Iterator[SearchResult]:
         """Searches problems, up to `concurrency` at a time in one batch, and yields results as they finish.
 
@@ -223,7 +227,7 @@ class Solver(AbstractContextManager["Solver"]):
         """
         if concurrency < 1:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
-        coming = requests_of(problems, config, out_dir, extractor, on_event, concurrency)
+        coming = requests_of(problems, config, out_dir, extractor, on_event, concurrency, fields)
         pending: list[PendingSearch] = []
         try:
             while True:

@@ -67,9 +67,10 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         extractor: Extractor | None = None,
         on_event: Callable[[ev.Event], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        **fields: object,
     ) -> SearchResult:
         """Searches as `Solver.solve` does; callbacks are called on the caller's thread."""
-        result = self._search(request_of(problem, config, out_dir, extractor, on_event), should_stop)
+        result = self._search(request_of(problem, config, out_dir, extractor, on_event, fields), should_stop)
         if result.error is not None:
             raise EngineError(result.error)
         return result
@@ -84,11 +85,12 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         extractor: Extractor | None = None,
         on_event: EventCallback | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        **fields: object,
     ) -> Iterator[SearchResult]:
         """Searches as `Solver.solve_many` does, one problem after the other: each has all engines."""
         if concurrency != 1:
             raise UserError(f"concurrency {concurrency}: a search that is spread over all engines runs alone")
-        for request in requests_of(problems, config, out_dir, extractor, on_event):
+        for request in requests_of(problems, config, out_dir, extractor, on_event, fields=fields):
             if should_stop():
                 return
             try:
