@@ -401,7 +401,7 @@ def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_ctrl_c_prints_the_best_vote_and_completes_the_log(interrupted: tuple[int, str, str, Path]) -> None:
     code, stdout, stderr, out = interrupted
     assert code == 130
-    assert "answer: " in stdout.splitlines()[0] and "interrupted; this is the best vote so far" in stdout
+    assert "answer: " in stdout.splitlines()[0] and "interrupted; the vote is the one so far" in stdout
     *forecast, last = stderr.splitlines()
     assert last == "stopping: the best vote so far follows; Ctrl-C again aborts at once"
     assert forecast[0].startswith("1,000,000 traces of at most ") and "Ctrl-C" in forecast[0]

@@ -262,7 +262,7 @@ def _pools(summary: BenchSummary) -> Table:
         for cell in summary.cells
         if cell.pools
     ]
-    note = "M, K and w of each method, and why these; on how many islands the winning answer was found, a search."
+    note = "The pool of each method, and why this one; on how many islands the winning answer was found, a search."
     return Table("Islands", note, ("benchmark", "method", "pool", "islands behind the answer"), tuple(rows), 3)
 
 
@@ -384,8 +384,7 @@ def cautions(summary: BenchSummary) -> list[str]:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow; no "
                      f"difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
     if any(c.num_turns < FEWEST_TURNS for c in summary.cells) and len(summary.variants) > 1:
-        found.append(f"Each method had the machine for fewer than {FEWEST_TURNS} turns: its seconds hold whatever else "
-                     "the machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
+        found.append(f"Each method had fewer than {FEWEST_TURNS} turns: nothing is claimed about seconds.")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -13,19 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gambit.answers import Equivalent
+from gambit.cli.compare_work import vote_within
 from gambit.cli.results import share_bar
 from gambit.cli.running import open_session
 from gambit.cli.session import sole_writer
 from gambit.cli.terminal import put
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.errors import UserError
-from gambit.events import read_log
 from gambit.pawn import Level, Split, generate
-from gambit.results.record import SearchRecord, fold
 from gambit.results.result import SearchResult
-from gambit.results.vote import Ballot, VoteKind, ballots_of, count_votes
 from gambit.storage.problems import new_run_folder
-from gambit.storage.run_folder import LOG_FILE, check_free, check_writable
+from gambit.storage.run_folder import check_free, check_writable
 from gambit.types import Problem
 
 MOST_PUZZLES = 10**9
@@ -80,10 +78,9 @@ def _run(number: int | None, folder: Path) -> int:
             )
         with session.display.paused():
             put(_side_by_side(results, gold))
-        if len(results) == len(POLICIES) and results[0].log_error is None:
-            rivals_record = fold(read_log(folder / POLICIES[0] / LOG_FILE))
+        if len(results) == len(POLICIES):
             rival, mine = results
-            put(f"\n{fair_comparison(mine, rival, rivals_record, gold, session.solver.equivalent)}")
+            put(f"\n{fair_comparison(mine, rival, gold, session.solver.equivalent)}")
             put(f"\nits tree   gambit view {folder / 'gambit'} --open")
             put(f"as a race  gambit view {folder / 'sc'} {folder / 'gambit'} --animate race.svg --expected {gold}")
     return session.stop.exit_code
@@ -126,30 +123,18 @@ def unseen_problem(seed: int | None) -> tuple[Problem, str]:
     return Problem(puzzle.text, id="demo"), str(puzzle.answer)
 
 
-def fair_comparison(
-    mine: SearchResult, rival: SearchResult, rivals_record: SearchRecord, gold: str, equivalent: Equivalent
-) -> str:
-    """Compares Gambit with plain voting over as many whole traces as Gambit's tokens pay for."""
-    budget = mine.tokens.generated
-    ballots = affordable(rivals_record, budget)
-    fewer = count_votes(ballots, VoteKind.MAJORITY, equivalent)
-    costs = rival.tokens.generated / max(budget, 1) - 1
-    plain = rival.counts.completed
+def fair_comparison(mine: SearchResult, rival: SearchResult, gold: str, equivalent: Equivalent) -> str:
+    """Compares Gambit with plain voting, also over as many whole traces as Gambit's tokens pay for."""
+    budget, plain = mine.tokens.generated, rival.tokens.generated
+    answer, tokens = vote_within(rival, budget, equivalent)
+    costs = plain / max(budget, 1) - 1
     said = (
-        f"Gambit is {_verdict(mine.answer, gold)} with {budget:,} tokens. Plain voting over {plain} traces is "
-        f"{_verdict(rival.answer, gold)} with {abs(costs):.0%} {'more' if costs > 0 else 'fewer'}"
+        f"Gambit is {_verdict(mine.answer, gold)} with {budget:,} tokens. Plain voting over {rival.counts.completed} "
+        f"traces is {_verdict(rival.answer, gold)} with {abs(costs):.0%} {'more' if costs > 0 else 'fewer'}"
     )
-    if len(ballots) < plain:
-        said += f", and over the {len(ballots)} that Gambit's tokens pay for it is {_verdict(fewer.answer, gold)}"
+    if tokens < plain:
+        said += f", and {_verdict(answer, gold)} over those of them that Gambit's tokens pay for"
     return f"{said}.\nMeasured over 300 unseen puzzles, three seeds, all traces: {MEASURED}."
-
-
-def affordable(record: SearchRecord, tokens: int) -> list[Ballot]:
-    """Returns the votes of the first traces that together take no more than so many tokens."""
-    ballots = {ballot.trace: ballot for ballot in ballots_of(record.tree, VoteKind.MAJORITY)}
-    lengths = accumulate(trace.num_tokens for trace in record.tree.traces)
-    paid = [trace.id for trace, spent in zip(record.tree.traces, lengths, strict=True) if spent <= tokens]
-    return [ballots[trace] for trace in paid if trace in ballots]
 
 
 def _verdict(answer: str | None, gold: str) -> str:

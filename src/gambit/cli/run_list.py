@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from datetime import datetime
 from pathlib import Path
 from statistics import mean
-from textwrap import shorten
 
 from rich.table import Table
 from rich.text import Text
@@ -20,20 +18,20 @@ from gambit.events import RunStarted, read_log
 from gambit.storage.problems import RUNS
 from gambit.storage.run_folder import find_logs
 
-MOST_RUNS, MOST_CHARACTERS = 20, 40  # of a question
+MOST_RUNS = 20
 
 
 def runs() -> int:
-    """List the newest runs in runs/: when, what, how far, and the result."""
-    table = Table("run", "changed", "what", "how far", "result", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].no_wrap = True
+    """List the newest runs in runs/: when, how far, the result, and what was searched."""
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    for name in ("run (UTC of its start)", "how far", "result", "what"):
+        table.add_column(name, no_wrap=True, ratio=1 if name == "what" else None)
     for folder in sorted((each for each in RUNS.glob("*") if each.is_dir()), reverse=True)[:MOST_RUNS]:
         try:
             columns = _bench(folder) if (folder / RUN_FILE).is_file() else _searches(folder)
         except (GambitError, OSError, ValueError, LookupError) as error:
-            columns = "not a search", "", first_line(error)
-        changed = datetime.fromtimestamp(folder.stat().st_mtime)
-        table.add_row(str(folder), f"{changed:%Y-%m-%d %H:%M}", *map(Text, columns))
+            columns = "", "", first_line(error)
+        table.add_row(str(folder), *map(Text, columns))
     if not table.row_count:
         raise UserError(f"no run is in {RUNS}/: `gambit demo` or `gambit solve` makes one")
     put(table)
@@ -41,19 +39,19 @@ def runs() -> int:
 
 
 def _bench(folder: Path) -> tuple[str, str, str]:
-    """Returns what a bench run compares, how many searches are done, and the accuracy of each method so far."""
+    """Returns how many searches of a bench run are done, the accuracy of each method so far, and what they search."""
     plan, right = read_plan(folder), defaultdict[str, list[bool]](list)
     for row in read_rows(folder) if (folder / ROWS_FILE).is_file() else ():
         right[row.variant].append(row.correct)
     done = f"{sum(map(len, right.values())):,} of {plan.num_tasks:,}"
     shares = ", ".join(f"{method} {mean(found):.1%}" for method, found in right.items())
-    return f"bench {', '.join(each.name for each in plan.benchmarks)}", done, shares
+    return done, shares, f"bench {', '.join(each.name for each in plan.benchmarks)}"
 
 
 def _searches(folder: Path) -> tuple[str, str, str]:
-    """Returns the methods and the question of searches, how many have a result, and the answers."""
+    """Returns how many searches have a result, the answers, and the methods with their question."""
     if (pairs := folder / "pairs.jsonl").is_file():
-        return "compare", f"{len(pairs.read_bytes().splitlines())} problems", ""
+        return f"{len(pairs.read_bytes().splitlines())} problems", "", "compare"
     logs = find_logs(folder)
     begun = [event for log in logs if isinstance(event := next(read_log(log), None), RunStarted)]
     found = [json.loads(path.read_text(encoding="utf-8"))["answer"] for path in sorted(folder.rglob("result.json"))]
@@ -63,4 +61,4 @@ def _searches(folder: Path) -> tuple[str, str, str]:
     else:
         about, result = "".join(questions), ", ".join(answer or "none" for answer in found)
     methods = ", ".join(dict.fromkeys(event.policy for event in begun))
-    return f"{methods}: {shorten(about, MOST_CHARACTERS, placeholder=' …')}", f"{len(found):,} of {len(logs):,}", result
+    return f"{len(found):,} of {len(logs):,}", result, f"{methods}: {about}"

@@ -25,7 +25,7 @@ STOP_WORDS: Mapping[StopReason, str] = {
     StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
     StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
     StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
-    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.INTERRUPTED: "interrupted; the vote is the one so far",
     StopReason.FAILED: "it failed before its end",
 }
 
