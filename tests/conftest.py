@@ -190,5 +190,5 @@ def shared_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        pytest.skip(f"{path} is not there: the problems and tokenizers next to the repository are not shipped with it")
+        pytest.skip(f"needs {path.name}, which lies beside a maintainer's clone and not in the repository")
     return path

@@ -284,7 +284,8 @@ def _fetch_config(model: str) -> None:
     if is_offline():
         raise _refused(model, f"the hub is not asked: {OFFLINE} is set")
     if (reason := hub_silence()) is not None:
-        raise _refused(model, f"the hub cannot be reached: {hub_address()} does not answer ({reason})")
+        raise _refused(model, f"the hub cannot be reached: {hub_address()} does not answer ({reason}); "
+                              "name a folder with the model, or set HF_ENDPOINT to a mirror")  # fmt: skip
     try:
         hf_hub_download(model, "config.json")
     except LocalEntryNotFoundError as error:
