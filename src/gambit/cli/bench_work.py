@@ -43,7 +43,7 @@ from gambit.cli.session import (
     solver_maker,
     warn_of,
 )
-from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
+from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, stdout, warn
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
 from gambit.config.options import EngineConfig, build, overlaid
@@ -172,7 +172,8 @@ def _show_plan(recipe: BenchRecipe) -> int:
 
 def _put_table(columns: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> None:
     """Prints a table; columns after the first `num_names` hold numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    padding = 2 if stdout().width >= 80 else 1
+    table = Table(box=None, pad_edge=False, padding=(0, padding), header_style="dim")
     for number, name in enumerate(columns):
         table.add_column(name, justify="left" if number < num_names else "right", overflow="fold")
     for row in rows:
