@@ -458,7 +458,13 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     trust = read_info(out).trust
     assert code == 0 and trust.halfway == report["rankings"][0]["auc"]["0.5"]["value"], error
     code, said, _ = scorer("show", f"verifier:{out}")
-    assert code == 0 and "base_model" in said and "qwen2-tiny" in said
+    assert (
+        code == 0
+        and "base model" in said
+        and "qwen2-tiny" in said
+        and "trusted" in said
+        and len(said.splitlines()) <= 10
+    )
     code, said, error = scorer(
         "export", f"verifier:{out}", "--out", tmp_path / "merged", "--model", model, "--device", "cpu"
     )
