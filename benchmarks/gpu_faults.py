@@ -321,8 +321,10 @@ def ask(stage: Stage, url: str, body: Mapping[str, object]) -> tuple[int, str]:
         return 200, reply.json()["choices"][0]["message"]["content"]
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
     error = next((json.loads(each)["error"] for each in chunks if each.startswith('{"error"')), None)
-    if error is None or chunks[-1] != "[DONE]":
+    if chunks[-1] != "[DONE]":
         return 0, f"a stream that ends with {chunks[-2:]}"
+    if error is None:
+        return 200, "a whole stream"
     return 500 if error["type"] == "server_error" else 400, error["message"]
 
 
