@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -34,6 +35,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
+
+from kills import (  # noqa: E402
+    Wrong,
+    bench_rows,
+    check_logs,
+    check_rows_have_whole_logs,
+    descendants,
+    name_of,
+    wait_for,
+    write_problems,
+)
 
 FAULTS_FILE = "GAMBIT_FAULT"  # the variable that names the file with the name of the fault to come
 KEY = "sk-faults"
@@ -136,8 +148,6 @@ class Stage:
     """A folder with puzzles, the faulty scorer, and commands that use them."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        from kills import write_problems
-
         self.folder = folder
         self.model = model
         self.problems = folder / "puzzles.jsonl"
@@ -218,8 +228,6 @@ def bench(fault: str, problems: int = NUM_PROBLEMS, after: int = 4) -> Fault:
 
 def check_resumed(stage: Stage, found: Found, problems: int) -> None:
     """Resumes a bench that ended early; compares its rows with those before."""
-    from kills import Wrong, bench_rows, check_rows_have_whole_logs
-
     folder = stage.folder / "run"
     before = bench_rows(folder)
     with stage.running(stage.again(), "again.txt") as (process, log):
@@ -273,12 +281,12 @@ def replicas(fault: str) -> Fault:
         words = stage.serve(*stage.engine(fault), "--ray", "--engines", str(number), *share)
         with stage.running(words, "serve.txt") as (process, log):
             url = address(process, log)
-            wait_until(lambda: engines_ready(url) == number, "the engines", START_SECONDS)
+            wait_for(lambda: engines_ready(url) == number, "the engines", START_SECONDS)
             with asking(stage, url) as answers:
                 since = stage.strike(fault, process)
                 # A scorer misbehaves in one of them; what runs on the other ends by its budget.
                 check_refused(found, [each for each in answers() if fault == KILL or each[0] != 200])
-            wait_until(lambda: engines_ready(url) == number, "new engines", START_SECONDS + END_SECONDS)
+            wait_for(lambda: engines_ready(url) == number, "new engines", START_SECONDS + END_SECONDS)
             found["seconds_until_all_were_back"] = round(time.monotonic() - since, 1)
             code, text = ask(stage, url, {})
             found.check(code == 200, f"a request after that got {code}: {text}")
@@ -298,7 +306,7 @@ def asking(stage: Stage, url: str) -> Iterator[Callable[[], list[tuple[int, str]
         bodies = [long, *[{**long, "stream": True}] * (NUM_CLIENTS - 1)]
         asked = [clients.submit(ask, stage, url, body) for body in bodies]
         logs = stage.folder / "searches"
-        wait_until(lambda: len(list(logs.glob("*/events.jsonl"))) >= NUM_CLIENTS or any(a.done() for a in asked),
+        wait_for(lambda: len(list(logs.glob("*/events.jsonl"))) >= NUM_CLIENTS or any(a.done() for a in asked),
                    "the searches")  # fmt: skip
         time.sleep(2)
         yield lambda: [each.result() for each in asked]
@@ -338,10 +346,6 @@ def check_refused(found: Found, answers: list[tuple[int, str]]) -> None:
 
 def check_searches(stage: Stage, found: Found) -> None:
     """Every log of the server's searches replays to its last whole line."""
-    from collections import Counter
-
-    from kills import Wrong, check_logs
-
     counts: Counter[str] = Counter()
     try:
         check_logs(stage.folder / "searches", counts)
@@ -402,14 +406,6 @@ def why_skipped(name: str, seconds_left: float) -> str | None:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def wait_until(is_so: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-    until = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
-        time.sleep(0.05)
-
-
 def wait_for_rows(stage: Stage, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
     rows = stage.folder / "run" / "rows.jsonl"
 
@@ -418,7 +414,7 @@ def wait_for_rows(stage: Stage, count: int, process: subprocess.Popen[bytes], lo
             raise RuntimeError(f"the bench ended before its fault: {log.read_text(errors='replace')[-500:]}")
         return rows.exists() and rows.read_bytes().count(b"\n") >= count
 
-    wait_until(is_there, f"{count} rows", START_SECONDS + END_SECONDS)
+    wait_for(is_there, f"{count} rows", START_SECONDS + END_SECONDS)
 
 
 def address(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -431,14 +427,12 @@ def address(process: subprocess.Popen[bytes], log: Path) -> str:
         found[:] = [line.split()[-1] for line in log.read_text(errors="replace").splitlines() if line.endswith("/v1")]
         return bool(found)
 
-    wait_until(is_there, "the server")
+    wait_for(is_there, "the server", START_SECONDS)
     return found[0]
 
 
 def cores_of(process: subprocess.Popen[bytes]) -> list[int]:
     """Returns the processes of vLLM's cores, which name themselves so."""
-    from kills import descendants, name_of
-
     return [pid for pid in descendants(process.pid) if "EngineCore" in name_of(pid)]
 
 
