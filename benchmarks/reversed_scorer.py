@@ -2,6 +2,7 @@
 
     python benchmarks/reversed_scorer.py --out runs/reversed --seconds 900   # a second call goes on
     python benchmarks/reversed_scorer.py --out runs/reversed --table         # of what is there
+    … --table --bench runs/pawn_methods                      # and over the logs of a bench by pawn_methods.yaml
 
 Every scorer carries the shipped one's figures, so that nothing but its scores can give it away: the shipped one, its
 negative, its last layer in random directions (as wide as the shipped logit), and noise on its logit
@@ -212,6 +213,16 @@ VOTES: Mapping[str, Vote] = {
 }
 
 
+def per_cent(values: Sequence[float]) -> list[float]:
+    """Returns the mean and its interval over puzzles; nothing of nothing."""
+    import numpy as np
+
+    if not values:
+        return []
+    found = mean_interval(np.array(values), resamples(len(values)))
+    return [round(100 * value, 1) for value in (found.value, found.low, found.high)]
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """The searches of one method and scorer, by puzzle."""
@@ -222,10 +233,12 @@ class Line:
         return {number: float(vote(ballots_in(row)).answer == row["gold"]) for number, row in self.rows.items()}
 
     def share(self, vote: Vote) -> list[float]:
-        import numpy as np
+        return per_cent(list(self.hits(vote).values()))
 
-        found = mean_interval(np.array(list(self.hits(vote).values())), resamples(len(self.rows)))
-        return [round(100 * value, 1) for value in (found.value, found.low, found.high)]
+    def change(self, vote: Vote) -> list[float]:
+        """Returns the points that a vote wins or loses against the default one, puzzle by puzzle."""
+        before = self.hits(counted)
+        return per_cent([hit - before[number] for number, hit in self.hits(vote).items()])
 
     def overruled(self) -> float:
         """Returns the share of searches, in per cent, in which the weighted vote overrules the counted one."""
@@ -243,11 +256,11 @@ class Line:
             and 2 * counted(ballots_in(row)).entries[0].islands <= row["islands"]
         ]
 
-    def second_opinion(self, plain: Line) -> float:
-        """Returns the share right, in per cent, if such a search is followed by plain voting, which then answers."""
+    def second_opinion(self, plain: Line) -> list[float]:
+        """Returns the share right if such a search is followed by plain voting, which then answers."""
         other, doubtful = plain.hits(by_majority), set(self.apart())
-        right = [other[number] if number in doubtful else hit for number, hit in self.hits(counted).items()]
-        return round(100 * sum(right) / len(right), 1)
+        hits = {number: hit for number, hit in self.hits(counted).items() if number in other}
+        return per_cent([other[number] if number in doubtful else hit for number, hit in hits.items()])
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
@@ -256,9 +269,27 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
         found[f"{row['policy']}, {row['scorer']}"][row["puzzle"]] = row
         if (row["policy"], row["scorer"]) == ("sc", "shipped"):
             found["sc, negative"][row["puzzle"]] = turned(row)
-    everywhere = set.intersection(*map(set, found.values())) if found else set()  # all over the same puzzles
     for name, by_puzzle in sorted(found.items(), reverse=True):
-        yield name, Line({number: by_puzzle[number] for number in sorted(everywhere)})
+        yield name, Line(dict(sorted(by_puzzle.items())))
+
+
+def bench_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a bench with logs: the default vote over what plain voting and Gambit found there."""
+    for line in (folder / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["variant"] not in ("sc", "gambit") or row["error"]:
+            continue
+        record = fold(ev.read_log(folder / row["log"]))
+        ballots = ballots_of(record.tree, VoteKind.POSITION)
+        yield {
+            "scorer": "shipped, in a bench",
+            "policy": row["variant"],
+            "puzzle": int(row["problem"].rpartition("-")[2]),
+            "gold": row["gold"],
+            "islands": record.num_islands,
+            "seconds": row["seconds"]["total"],
+            "ballots": [(ballot.answer, ballot.weight, 0.0, ballot.root, ballot.island) for ballot in ballots],
+        }
 
 
 def turned(row: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +300,8 @@ def turned(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(out: Path, options: argparse.Namespace) -> None:
-    lines = dict(lines_of(rows_of(out)))
+    lines = dict(lines_of([*rows_of(out), *(bench_rows(options.bench) if options.bench else ())]))
+    plain = lines.get("sc, shipped, in a bench") or lines.get("sc, shipped") or Line({})
     figures: dict[str, Any] = {}
     for name, line in lines.items():
         figures[name] = {
@@ -277,7 +309,8 @@ def table(out: Path, options: argparse.Namespace) -> None:
             "overruled": line.overruled(),
             "islands_apart": round(100 * len(line.apart()) / len(line.rows), 1),
             "right": {vote: line.share(VOTES[vote]) for vote in VOTES},
-            "right_with_a_second_opinion": line.second_opinion(lines["sc, shipped"]),
+            "change": {vote: line.change(VOTES[vote]) for vote in VOTES if vote not in ("position", "majority")},
+            "right_with_a_second_opinion": line.second_opinion(plain),
             "seconds": round(sum(row["seconds"] for row in line.rows.values()) / len(line.rows), 1),
         }
         right = figures[name]["right"]
@@ -298,6 +331,7 @@ def main() -> None:
     parser.add_argument("--judging-puzzles", type=int, default=12, help="development puzzles for the logit's width")
     parser.add_argument("--methods", nargs="*", help="only these, such as 'gambit, shipped'")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bench", type=Path, help="folder of a bench on pawn: its logs are voted on too")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

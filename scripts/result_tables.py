@@ -367,13 +367,19 @@ def reversed_scorers() -> str:
     names = {"gambit, shipped": "shipped", "gambit, noise 1": "noise of 1 on its logit",
              "gambit, random 0": "last layer in a random direction", "gambit, negative": "reversed",
              "gambit 32, shipped": "shipped, `--islands 32`",
-             "gambit 32, negative": "reversed, `--islands 32`"}  # fmt: skip
+             "gambit 32, negative": "reversed, `--islands 32`",
+             "gambit, shipped, in a bench": "shipped, half the KV cache",
+             "sc, shipped, in a bench": "shipped, plain traces"}  # fmt: skip
+    votes = ("position", "majority", "counts below 0.4")
     rows = [
-        [label, *(f"{number(methods[name]['right'][vote][0], 0)} %" for vote in ("position", "majority")),
-         f"{number(methods[name]['islands_apart'], 0)} %"]
+        [label, str(methods[name]["searches"]), *(f"{number(methods[name]['right'][vote][0], 0)} %" for vote in votes),
+         gain(methods[name]["change"]["counts below 0.4"]), f"{number(methods[name]['islands_apart'], 0)} %"]
         for name, label in names.items()
     ]  # fmt: skip
-    return table("scorer | accuracy | same traces counted | searches that warn of islands apart", rows)
+    return table(
+        "scorer | puzzles | accuracy | same traces counted | counted where the winner has under 40 % | which changes "
+        "(points) | searches that warn of islands apart", rows
+    )  # fmt: skip
 
 
 # -- speed -----------------------------------------------------------------------------------------------------------
