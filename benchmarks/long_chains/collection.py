@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,17 @@ class Collection:
             unbroken=(self.first_error[trace] > own).astype(np.float32),
             log_probability=np.concatenate(probabilities),
         )  # fmt: skip
+
+    def balanced(self, cut: Cut) -> np.ndarray:
+        """Returns weights [thought]: right and wrong traces of a problem count the same.
+
+        A problem with traces of one kind only has a tenth of the weight of one with both.
+        """
+        problem, is_right = self.problem[cut.trace], cut.outcomes.astype(int)
+        counts = np.zeros((len(self.problems), 2))
+        np.add.at(counts, (problem, is_right), 1)
+        weights = np.where(counts.min(1)[problem] > 0, 1.0, 0.1) / counts[problem, is_right]
+        return (weights / weights.mean()).astype(np.float32)
 
     def boundary_figures(self, rule: str) -> dict[str, float]:
         counts = np.array([int(each[rule].sum()) for each in self.kinds])
@@ -120,8 +132,13 @@ def _first_error(work: tuple[dict[str, Any], str]) -> int:
     return NEVER if found.offset is None or not found.certain else int(found.offset)
 
 
-def read_collection(folder: Path, name: str, reader: Reader, most_tokens: float = float("inf")) -> Collection:
-    """Reads a collection with its states, or the first problems that have no more than so many tokens together."""
+def read_collection(
+    folder: Path, name: str, reader: Reader, rules: Sequence[str], most_tokens: float = float("inf")
+) -> Collection:
+    """Reads a collection with its states where one of the rules cuts.
+
+    With `most_tokens` these are the first problems that have no more than so many tokens together.
+    """
     with (folder / f"{name}.jsonl").open(encoding="utf-8") as file:
         problems = [json.loads(line) for line in file]
     with np.load(folder / f"{name}.npz") as found:
@@ -139,10 +156,11 @@ def read_collection(folder: Path, name: str, reader: Reader, most_tokens: float 
     cutter = Cutter(reader.tokenizer)
     kinds, places = [], []
     for each in own:
-        rules = cutter.kinds(each)
-        kept = np.flatnonzero(np.any(list(rules.values()), axis=0))
-        places.append(kept)
-        kinds.append({rule: marks[kept] for rule, marks in rules.items()})
+        found = cutter.kinds(each)
+        marks = {rule: found[rule] for rule in rules}
+        at = np.flatnonzero(np.any(list(marks.values()), axis=0))
+        places.append(at)
+        kinds.append({rule: own[at] for rule, own in marks.items()})
     readings = [Reading(problems[i]["prompt_ids"], each, at) for i, each, at in zip(problem, own, places, strict=True)]
     states, probabilities = reader.read(readings, with_probabilities=name.endswith("judge"))
     errors = [_token_at(reader.tokenizer, each, offset) for each, offset in zip(own, offsets, strict=True)]

@@ -117,8 +117,9 @@ def padded(cut: Cut, traces: np.ndarray, size: int) -> list[Padded]:
 
 
 def fit_network(
-    architecture: str, train: Cut, targets: np.ndarray, dev: Cut, chosen_by: Callable[[np.ndarray], float], seed: int
-) -> tuple[Fitted, float]:
+    architecture: str, train: Cut, targets: np.ndarray, weights: np.ndarray, dev: Cut,
+    chosen_by: Callable[[np.ndarray], float], seed: int,
+) -> tuple[Fitted, float]:  # fmt: skip
     """Returns the network of the epoch that ranks development traces best, and how well it does."""
     torch.manual_seed(seed)
     device, features = train.states.device, train.states.shape[1]
@@ -133,12 +134,12 @@ def fit_network(
     network = network.to(device)
     is_fused = device.type == "cuda"
     optimizer = torch.optim.AdamW(network.parameters(), RATES[architecture], weight_decay=0.01, fused=is_fused)
-    goals = torch.from_numpy(targets).to(device)
+    goals, counts = torch.from_numpy(targets).to(device), torch.from_numpy(weights).to(device)
     best, kept = -1.0, {}
     for _ in range(EPOCHS):
         network.train()
         epoch = _gru_epoch if architecture == "gru" else _epoch
-        epoch(network, normal, train, goals, optimizer)
+        epoch(network, normal, train, goals, counts, optimizer)
         reached = chosen_by(Fitted(network, normal)(dev))
         if reached > best:
             best, kept = reached, {name: value.clone() for name, value in network.state_dict().items()}
@@ -146,19 +147,24 @@ def fit_network(
     return Fitted(network, normal), best
 
 
-def _epoch(network: nn.Module, normal: Normal, cut: Cut, goals: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _epoch(
+    network: nn.Module, normal: Normal, cut: Cut, goals: Tensor, counts: Tensor, optimizer: torch.optim.Optimizer
+) -> None:
     rows = cut.rows
     for batch in torch.split(torch.randperm(len(rows), device=rows.device), BATCH_THOUGHTS):
         logits = network(normal(cut.features(rows[batch]))).squeeze(-1)
-        _descend(F.binary_cross_entropy_with_logits(logits, goals[batch]), optimizer)
+        _descend(F.binary_cross_entropy_with_logits(logits, goals[batch], counts[batch]), optimizer)
 
 
-def _gru_epoch(network: nn.Module, normal: Normal, cut: Cut, goals: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _gru_epoch(
+    network: nn.Module, normal: Normal, cut: Cut, goals: Tensor, counts: Tensor, optimizer: torch.optim.Optimizer
+) -> None:
     traces = np.random.default_rng(int(torch.randint(1 << 30, (1,)))).permutation(np.unique(cut.trace))
     for spans, rows, mask in padded(cut, traces, BATCH_TRACES):
         logits = network(normal(cut.features(rows)) * mask[..., None])
         index = torch.tensor([[min(first + i, last - 1) for i in range(mask.shape[1])] for first, last in spans])
-        losses = F.binary_cross_entropy_with_logits(logits, goals[index.to(goals.device)], reduction="none")
+        index = index.to(goals.device)
+        losses = F.binary_cross_entropy_with_logits(logits, goals[index], counts[index], reduction="none")
         _descend((losses * mask).sum() / mask.sum(), optimizer)
 
 

@@ -4,13 +4,13 @@
 
 Three rounds, each handed to all engines at once:
 
-1. sizes and phrases: for each family, the phrase with the best vote and the size whose traces are right most nearly as
-   often as `WANTED`;
-2. temperatures: at that size and phrase, the temperature with the best vote (a tie goes to the lower one);
-3. collections at these settings, the ones that matter most first.
+1. temperatures, on development problems of the middle size: the one with the best vote (a tie goes to the lower one);
+2. collections of all sizes at this temperature, their problems mixed;
+3. nothing more is sampled: the size to search on is the one whose votes of `VOTES[-1]` on the development and judging
+   problems are right most nearly half of the time. Below that size voting leaves nothing to win.
 
-Everything is chosen by plain sampling on the development split. A short visit leaves out the first two rounds
-(`--settled chains:12+16+20/lines/0.7`), and at `--end` what is unfinished is left out. `settings.json` holds what was
+Everything is chosen by plain sampling, nothing on the test split. `--settled chains:12+16+20/lines/0.7` leaves out the
+first round, and at `--end` what is unfinished is left out. `settings.json` holds what was
 tried and chosen, `NAME.npz` the token ids of a collection, `NAME.jsonl` its problems. `--fake` takes random tokens in
 place of an engine, to try the program on a machine without a GPU.
 """
@@ -30,14 +30,13 @@ from typing import Any
 
 import numpy as np
 from benchmarks.long_chains.answers import answer_in, expected_votes
-from benchmarks.long_chains.problems import PHRASES, generate, prompt
+from benchmarks.long_chains.problems import generate, prompt
 
 FAMILIES = ("chains", "moves")
-SIZES = {"chains": (12, 16, 20, 24, 32), "moves": (3, 5, 7, 10)}
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
-FIRST_TEMPERATURE = 0.6
-WANTED = 0.35  # traces that are right: at a half or more the vote leaves nothing to win
-VOTES = (1, 8)  # sizes of the votes that settings are chosen by
+SIZES = {"chains": (12, 16, 20, 24), "moves": (3, 5, 7, 10)}
+TEMPERATURES = (0.4, 0.6, 0.8, 1.0)
+WANTED = 0.5  # votes that are right
+VOTES = (1, 16)  # sizes of the votes that settings are chosen by
 # name: family, split, problems, traces a problem, change of the size
 COLLECTIONS = {
     "chains-train": ("chains", "train", 1200, 8),
@@ -286,7 +285,19 @@ class Sampler:
         for name, own in made.items():
             done = [request for request in own if id(request) in found]  # all but what the end cut off
             rows = [(number, *trace) for number, request in enumerate(done) for trace in found[id(request)]]
+            self._write_answers(name, [(request, found[id(request)]) for request in done])
             self._write(name, done, rows)
+
+    def _write_answers(self, name: str, found: list[tuple[Request, list[tuple[bool, np.ndarray]]]]) -> None:
+        with (self._options.out / f"{name}.answers.jsonl").open("w", encoding="utf-8") as file:
+            for request, traces in found:
+                tails = [tokens[-64:] for _, tokens in traces]
+                texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
+                row = {
+                    "size": request.setting.size, "answer": request.problem["answer"],
+                    "answers": [answer_in(text, request.problem["family"]) for text in texts],
+                }  # fmt: skip
+                file.write(json.dumps(row) + "\n")
 
     def _write(self, name: str, requests: list[Request], rows: list[tuple[int, bool, np.ndarray]]) -> None:
         with (self._options.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -299,15 +310,6 @@ class Sampler:
             is_whole=np.array([is_whole for _, is_whole, _ in rows]), tokens=np.concatenate([row[2] for row in rows]),
         )  # fmt: skip
         (self._options.out / f"{name}.done").touch()
-
-
-def chosen_size(rows: Sequence[dict[str, Any]]) -> tuple[str, int]:
-    """Returns phrase and size: the phrase by its mean vote over the sizes, the size by how often traces are right."""
-    vote = f"vote_of_{VOTES[-1]}"
-    phrases = list(dict.fromkeys(row["phrase"] for row in rows))
-    phrase = max(phrases, key=lambda each: float(np.mean([row[vote] for row in rows if row["phrase"] == each])))
-    own = [row for row in rows if row["phrase"] == phrase]
-    return phrase, min(own, key=lambda row: abs(row["vote_of_1"] - WANTED))["size"]
 
 
 def chosen_temperature(rows: Sequence[dict[str, Any]]) -> float:
@@ -336,24 +338,27 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in (each.split("=") for each in text.split(","))}
 
 
-def choose(
-    sampler: Sampler, record: dict[str, Any], families: Sequence[str], phrases: Sequence[str]
-) -> dict[str, list[Setting]]:
-    """Returns each family's setting; everything tried goes into the record."""
-    first = [
-        Setting(family, size, phrase, FIRST_TEMPERATURE)
-        for family in families for size in SIZES[family] for phrase in phrases
-    ]  # fmt: skip
-    record["sizes"] = sampler.try_out("sizes", first, 30, 8)
-    picked = {each: chosen_size([row for row in record["sizes"] if row["family"] == each]) for each in families}
-    second = [Setting(f, size, phrase, heat) for f, (phrase, size) in picked.items() for heat in TEMPERATURES]
-    record["temperatures"] = sampler.try_out("temperatures", second, 60, 12)
-    settings = {}
-    for family, (phrase, size) in picked.items():
-        heat = chosen_temperature([row for row in record["temperatures"] if row["family"] == family])
-        settings[family] = [Setting(family, size, phrase, heat)]
-        say(f"chosen: {settings[family]}")
-    return settings
+def choose(sampler: Sampler, record: dict[str, Any], family: str) -> list[Setting]:
+    """Returns the settings of a family's collections; what was tried goes into the record."""
+    sizes = SIZES[family]
+    middle = sizes[(len(sizes) - 1) // 2]
+    tried = [Setting(family, middle, "lines", heat) for heat in TEMPERATURES]
+    record.setdefault("temperatures", []).extend(rows := sampler.try_out("temperatures", tried, 36, 16))
+    return [Setting(family, size, "lines", chosen_temperature(rows)) for size in sizes]
+
+
+def choose_size(out: Path, record: dict[str, Any], family: str) -> None:
+    """Records how plain traces vote at each size, and the size to search on."""
+    right: dict[int, list[list[float]]] = defaultdict(list)
+    for split in ("dev", "judge"):
+        for line in (out / f"{family}-{split}.answers.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            right[row["size"]].append(expected_votes(row["answers"], row["answer"], VOTES))
+    votes = {size: [round(float(each), 4) for each in np.mean(own, axis=0)] for size, own in sorted(right.items())}
+    record.setdefault("votes", {})[family] = {"of": VOTES, "by size": votes}
+    size = min(votes, key=lambda size: abs(votes[size][-1] - WANTED))
+    record.setdefault("search", {})[family] = size
+    say(f"votes of {VOTES} by size: {votes}, so that searches take {size}")
 
 
 BEGAN = time.monotonic()
@@ -379,9 +384,7 @@ def main() -> None:
     )
     parser.add_argument("--settled", metavar="FAMILY:SIZE[+SIZE...]/PHRASE/TEMPERATURE", help="choose nothing")
     parser.add_argument("--families", type=names, default=FAMILIES, metavar="NAME,...", help="to choose settings of")
-    parser.add_argument("--phrases", type=names, default=list(PHRASES), metavar="NAME,...", help="to choose from")
     parser.add_argument("--counts", type=counts, default={}, metavar="SPLIT=N,...", help="problems of each split")
-    parser.add_argument("--only-settings", action="store_true", help="choose settings, collect nothing")
     parser.add_argument("--longest", type=int, default=2048, help="tokens of a trace at most")
     parser.add_argument("--fake", action="store_true")
     options = parser.parse_args()
@@ -393,12 +396,12 @@ def main() -> None:
     if options.settled:
         settings = settled(options.settled)
     else:
-        settings = choose(sampler, record, options.families, options.phrases)
+        settings = {family: choose(sampler, record, family) for family in options.families}
     record["chosen"] = {family: [asdict(each) for each in own] for family, own in settings.items()}
-    (options.out / "settings.json").write_text(json.dumps(record, indent=1))
     for family in settings:
-        if time.time() < options.until and not options.only_settings:
+        if time.time() < options.until:
             sampler.collect([f"{family}-{split}" for split in ("judge", "dev", "train")], settings)
+            choose_size(options.out, record, family)
     record["tokens"], record["seconds"] = sampler.num_tokens, round(time.monotonic() - BEGAN, 1)
     (options.out / "settings.json").write_text(json.dumps(record, indent=1))
     (options.out / "generate.done").touch()

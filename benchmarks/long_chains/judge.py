@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.long_chains.fitting import ARCHITECTURES, Cut, fit_network, fit_
 from benchmarks.long_chains.ranking import auc_table, mean_auc, votes
 from benchmarks.long_chains.reading import Reader
 
-RULES = ("line", "sentence", "stride", "blank")
+LABELS = ("outcome", "balanced", "unbroken")  # balanced: outcomes, right and wrong ones of a problem count the same
 BOUNDARY_NAMES = {"line": "line", "blank": "blank-line"}  # as searches call them
 CURVE = (25, 100, 400)
 
@@ -65,16 +65,17 @@ class Bench:
         """Returns the fitted scorer and its mean AUC on development problems."""
         architecture, rule, layer, labels = wanted
         train, dev = self.train.cut(rule, layer, num_problems), self.dev.cut(rule, layer)
-        targets = train.outcomes if labels == "outcome" else train.unbroken
+        targets = train.unbroken if labels == "unbroken" else train.outcomes
 
         def chosen_by(scores: Scores) -> float:
             return mean_auc(self.dev, dev, scores, SCORE_OF_TRACE.get(architecture, "mean"))
 
         if architecture == "ridge":
             return fit_ridge(train, targets, dev, chosen_by)
-        return fit_network(architecture, train, targets, dev, chosen_by, seed)
+        weights = self.train.balanced(train) if labels == "balanced" else np.ones_like(targets)
+        return fit_network(architecture, train, targets, weights, dev, chosen_by, seed)
 
-    def choose(self) -> Fit:
+    def choose(self, rules: Sequence[str], architectures: Sequence[str], kinds: Sequence[str]) -> Fit:
         """Returns the best boundary, layer, architecture and labels by the development split."""
         tried: dict[Fit, float] = {}
 
@@ -84,21 +85,21 @@ class Bench:
             value = {"dev": round(tried[wanted], 4), "seconds": round(time.monotonic() - began, 1)}
             self.report.add(self.family, "tried", "/".join(map(str, wanted)), value=value)
 
-        for rule in RULES:
+        for rule in rules:
             self.report.add(self.family, "boundaries", rule, value=self.train.boundary_figures(rule))
         for layer in self.train.layers:
-            try_out(("mlp", "line", layer, "outcome"))
+            try_out(("mlp", rules[0], layer, "outcome"))
         layer = max(tried, key=tried.__getitem__)[2]
-        for rule in RULES[1:]:
+        for rule in rules[1:]:
             try_out(("mlp", rule, layer, "outcome"))
         rule = max(tried, key=tried.__getitem__)[1]
-        for architecture in ARCHITECTURES:
-            for labels in ("outcome", "unbroken"):
+        for architecture in architectures:
+            for labels in kinds:
                 if (architecture, rule, layer, labels) not in tried:
                     try_out((architecture, rule, layer, labels))
         best = max(tried, key=tried.__getitem__)
         self.report.add(self.family, "chosen", value=best)
-        self.by_line = [("mlp", "line", layer, labels) for labels in ("outcome", "unbroken")]
+        self.by_line = [("mlp", "line", layer, labels) for labels in kinds]
         return best
 
     def report_on(self, name: str, wanted: Fit, score: Callable[[Cut], Scores]) -> Scores:
@@ -182,12 +183,17 @@ def export_states(bench: Bench, components: int, out: Path) -> None:
         )  # fmt: skip
 
 
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def named(wanted: Fit) -> str:
     return "/".join(map(str, wanted))
 
 
-def run_family(bench: Bench, other: Bench | None, model: str, out: Path, until: float, components: int) -> None:
-    best = bench.choose()
+def run_family(bench: Bench, other: Bench | None, options: argparse.Namespace) -> None:
+    out: Path = options.out
+    best = bench.choose(options.rules, options.architectures, options.labels)
     keep: dict[str, Scores] = {}
     finalists = list(dict.fromkeys([best, *bench.by_line]))
     fitted = {wanted: bench.fit(wanted) for wanted in finalists}
@@ -199,14 +205,14 @@ def run_family(bench: Bench, other: Bench | None, model: str, out: Path, until: 
     if other is not None:
         for wanted, (score, _) in fitted.items():
             other.report_on(f"trained on {bench.family}: {named(wanted)}", wanted, score)
-    if components:
-        export_states(bench, components, out.parent / f"{bench.family}-states")
+    if options.export_components:
+        export_states(bench, options.export_components, out.parent / f"{bench.family}-states")
     np.savez_compressed(out / f"{bench.family}-scores.npz", **{k: v.astype(np.float32) for k, v in keep.items()})
     for wanted, (score, _) in fitted.items():
         table = bench.report.found[bench.family]["judged"][named(wanted)]
         if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES:
-            export(bench, wanted, score, table, model, out / f"{bench.family}-{wanted[3]}.safetensors")
-    if time.time() < until:
+            export(bench, wanted, score, table, options.model, out / f"{bench.family}-{wanted[3]}.safetensors")
+    if time.time() < options.until:
         bench.curve(best)
 
 
@@ -217,6 +223,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", default="14,19,24,-1")
     parser.add_argument("--families", default="chains,moves")
+    parser.add_argument("--rules", type=names, default=["line", "sentence", "stride", "blank"], help="cuts, best first")
+    parser.add_argument("--architectures", type=names, default=list(ARCHITECTURES))
+    parser.add_argument("--labels", type=names, default=list(LABELS))
     parser.add_argument("--batch-tokens", type=int, default=98304)
     parser.add_argument("--until", type=float, default=float("inf"), help="no learning curve is begun after it")
     parser.add_argument("--stop-reading", type=float, default=float("inf"), help="read fewer training traces by then")
@@ -239,13 +248,13 @@ def main() -> None:
             if split == "train" and options.stop_reading < float("inf"):
                 tokens = sum(int(part.length.sum()) for part in parts.values())
                 left = tokens / (time.time() - began) * max(5.0, options.stop_reading - time.time()) / len(families)
-            parts[name] = read_collection(options.data, name, reader, left)
+            parts[name] = read_collection(options.data, name, reader, options.rules, left)
             report.add("read", name, value=parts[name].figures())
     reader.close()
     benches = {family: Bench(family, parts, report, device) for family in families}
     for family, bench in benches.items():
         other = next((each for name, each in benches.items() if name != family), None)
-        run_family(bench, other, options.model, options.out, options.until, options.export_components)
+        run_family(bench, other, options)
     (options.out / "judge.done").touch()
 
 

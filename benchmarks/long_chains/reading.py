@@ -44,6 +44,8 @@ class Reader:
         for layer in self.layers:
             module = self.model.model.norm if layer == -1 else self.model.model.layers[layer - 1]
             module.register_forward_hook(self._keeper(layer))
+        self._all = self.model.model.layers
+        self._needed = len(self._all) if -1 in self.layers else max(self.layers)
 
     def _keeper(self, layer: int) -> Any:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
@@ -57,6 +59,8 @@ class Reader:
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], with_probabilities: bool) -> tuple[dict[int, Tensor], list[np.ndarray]]:
         """Returns for each layer the states of all kept places in order, and each trace's log-probabilities."""
+        # Log-probabilities need every layer, states only those up to the last that is kept.
+        self.model.model.layers = self._all if with_probabilities else self._all[: self._needed]
         bounds = np.cumsum([0, *(len(each.places) for each in readings)])
         hidden = self.model.config.hidden_size
         states = {

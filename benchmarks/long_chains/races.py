@@ -1,0 +1,41 @@
+"""Packs the event logs of test problems on which plain sampling voted wrong and Gambit right, for an animation.
+
+    python -m benchmarks.long_chains.races SCRATCH OUT.tar.xz
+
+SCRATCH holds the folders `search-1`, `search-2` … of `gambit bench`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+MOST = 8
+
+
+def won(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
+    """Returns by problem the rows of both methods, where Gambit alone is right."""
+    rows: dict[str, dict[str, dict[str, object]]] = {}
+    for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows.setdefault(row["problem"], {})[row["variant"]] = row
+    both = {name: own for name, own in rows.items() if {"sc", "gambit"} <= own.keys()}
+    return {name: own for name, own in both.items() if own["gambit"]["correct"] and not own["sc"]["correct"]}
+
+
+def main() -> None:
+    scratch, out = Path(sys.argv[1]), Path(sys.argv[2])
+    taken = [(folder, own) for folder in sorted(scratch.glob("search-[0-9]")) for own in won(folder).values()]
+    taken.sort(key=lambda pair: int(str(pair[1]["gambit"]["generated"])))
+    with tarfile.open(out, "w:xz") as archive:
+        for folder, own in taken[:MOST]:
+            for row in own.values():
+                log = folder / str(row["log"])
+                archive.add(log.parent, f"{folder.name}/{log.parent.relative_to(folder)}")
+    print(f"{len(taken)} problems won, {min(MOST, len(taken))} packed")
+
+
+if __name__ == "__main__":
+    main()
