@@ -24,7 +24,7 @@ mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
 nvidia-cuda-mps-control -d && log "MPS is on" || { log "no MPS"; unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY; }
 
 if [ -z "${SETTINGS:-}" ]; then
-  timeout -k 10 $((limit / 2)) python3 -m benchmarks.long_chains.judge --model "$model" --data "$traces" --wait \
+  timeout -k 10 $((limit * 3 / 5)) python3 -m benchmarks.long_chains.judge --model "$model" --data "$traces" --wait \
     --out "$results" --families chains --layers 14,19 --rules line --labels outcome,balanced \
     --architectures mlp,ridge --until "$began" > "$results/judge.txt" 2>&1 &
   judge=$!
@@ -47,6 +47,7 @@ print(max(two_layers, key=two_layers.get).split("/")[-1])
 EOF
 )
   SCORER=$results/chains-$labels.safetensors
+  [ -e "$SCORER" ] || { log "no new scorer: that of the first look"; SCORER=benchmarks/long_chains/scorer.safetensors; }
 fi
 size=${SETTINGS%/*} heat=${SETTINGS#*/}
 log "chains:$size at temperature $heat, scorer $SCORER"
