@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.charts import Axis, Point, Series, chart
-from scripts.result_tables import chains_gain
 
 from gambit.results.dots import Dot, dot_plot, stacked
 from gambit.results.html import Markup
@@ -77,8 +76,8 @@ def llm() -> Markup:
         [gain] = [each["gain"] for each in compared
                   if (each["benchmark"], each["first"], each["second"]) == (name, "gambit", "sc")]  # fmt: skip
         dots.append(Dot(label, *_percent(gain), is_ours=True))
-    gain = chains_gain(lambda row: row["correct"])
-    dots.append(Dot("… long chains", *(round(each, 1) for each in gain), is_ours=True))
+    gain = _read("long_chains/comparison.json")["primary"]["difference"]
+    dots.append(Dot("… long chains", *(round(100 * each, 1) for each in gain), is_ours=True))
     return dot_plot("Qwen2.5-Coder-1.5B-Instruct: points above voting", dots, unit="", is_difference=True)
 
 
@@ -93,6 +92,17 @@ def tokens() -> Markup:
     return chart("pawn, 150 puzzles: accuracy over tokens", x, Axis("accuracy, %", (60, 70, 80, 90, 100)), series)
 
 
+def chains() -> Markup:
+    found = _read("long_chains/comparison.json")
+    plain = [Point(each["tokens"] / 1000, 100 * each["accuracy"]) for each in found["plain votes"]]
+    plain[-1] = plain[-1]._replace(label="voting, 1 to 64 chains", label_at=(0, 22, "end"))
+    accuracy = [100 * each for each in found["accuracy"]["gambit"]]
+    ours = Point(found["tokens"]["gambit"] / 1000, *accuracy, "Gambit, 64 places", (-10, -4, "end"))
+    series = [Series(plain, "", is_line=True), Series([ours], "ours")]
+    x, y = Axis("thousand tokens a problem", (0, 20, 40, 60)), Axis("accuracy, %", (30, 50, 70, 90))
+    return chart("Long chains, Qwen2.5-Coder-1.5B-Instruct, 480 problems", x, y, series)
+
+
 def scorer() -> Markup:
     rows = _read("simulated_search.json")["rows"]
     series = []
@@ -104,7 +114,7 @@ def scorer() -> Markup:
     x = Axis("AUC of the scorer half-way through a chain", (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9))
     y = Axis("points above majority voting", (-5, 0, 5, 10, 15, 20))
     [ours] = [each for each in _read("llm_verifier_more_problems.json")["rankings"] if each["name"] == "lora"]
-    chains = _read("long_chains/judge.json")["chains"]["judged"]["mlp/line/14/outcome"]["answered 50%"]
+    chains = _read("long_chains/judge.json")["chains"]["judged"]["mlp/line/19/balanced"]["answered 50%"]
     marks = ((ours["auc"]["0.5"]["value"], "our verifier"), (chains[0], "long chains"))
     return chart("Simulated: points gained, by the scorer's AUC", x, y, series, marks)
 
@@ -151,7 +161,15 @@ def as_file(picture: Markup) -> str:
     return re.sub(r">-(?=\d)", ">−", sized) + "\n"
 
 
-PICTURES = {"votes": votes, "methods": methods, "llm": llm, "tokens": tokens, "scorer": scorer, "speed": speed}
+PICTURES = {
+    "votes": votes,
+    "methods": methods,
+    "llm": llm,
+    "chains": chains,
+    "tokens": tokens,
+    "scorer": scorer,
+    "speed": speed,
+}
 
 if __name__ == "__main__":
     for name, made in PICTURES.items():

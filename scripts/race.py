@@ -1,7 +1,9 @@
-"""Makes docs/race.svg and docs/race.gif: one puzzle by plain voting and by Gambit, from two event logs.
+"""Makes docs/race.svg, docs/race.gif and docs/race-llm.svg: a problem by plain voting and by Gambit, from event logs.
 
-python scripts/race.py          # the SVG again, and its frames as a GIF (needs Chromium and Pillow)
-python scripts/race.py --search # runs the two searches first
+python scripts/race.py          # the SVGs again, and pawn's frames as a GIF (needs Chromium and Pillow)
+python scripts/race.py --search # runs pawn's two searches first
+
+The logs of the LLM are those of a problem of benchmarks/results/long_chains, without the folders of that machine.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from gambit.view.race import SECONDS, SHARE_MOVING, race
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LOGS = tuple(DOCS / "race" / f"{policy}.jsonl.gz" for policy in ("sc", "gambit"))
+LLM_LOGS = tuple(DOCS / "race" / f"llm-{policy}.jsonl.gz" for policy in ("sc", "gambit"))
 QUESTION = (  # test-0025 of the bundled model's puzzles
     "b = 28; k = 63; n = 83; l = n * k; y = l * b; q = l * y; j = q - k; g = j + y; x = l * g; w = x + l; "
     "a = w * k; c = x * a; o = x + c; h = n * o; p = h * j; m = x - p; z = l - m; z?"
 )
 ANSWER = "23"
+LLM_ANSWER = "408"
 SIZE = 640, 400
 FRAMES, FRAME_MS, END_MS = 60, 150, 4_000
 
@@ -54,9 +58,9 @@ def _pack(found: Path, out: Path) -> None:
     out.write_bytes(gzip.compress(named.read_bytes(), mtime=0))
 
 
-def picture() -> str:
+def picture(logs: tuple[Path, ...] = LOGS, answer: str = ANSWER) -> str:
     with Grader() as grader:
-        return race(LOGS, grader.equivalent, ANSWER)
+        return race(logs, grader.equivalent, answer)
 
 
 def frames(svg: Path) -> list[bytes]:
@@ -95,5 +99,6 @@ if __name__ == "__main__":
     if parser.parse_args().search:
         search()
     (DOCS / "race.svg").write_text(picture(), encoding="utf-8")
+    (DOCS / "race-llm.svg").write_text(picture(LLM_LOGS, LLM_ANSWER), encoding="utf-8")
     gif(frames(DOCS / "race.svg"), DOCS / "race.gif")
     print(re.sub(r".*<title>(.*?)</title>.*", r"\1", picture(), flags=re.DOTALL).strip())

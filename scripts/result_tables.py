@@ -10,10 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gambit.stats import mean_interval, resamples
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 NONE = "–"
@@ -264,8 +260,7 @@ def llm_prefix() -> str:
 def chains_ranking() -> str:
     judged = read("long_chains/judge.json")["chains"]["judged"]
     names = {
-        "gru/line/14/outcome": "GRU over the thoughts of a trace",
-        "mlp/line/14/outcome": "**two layers (the scorer of the search)**",
+        "mlp/line/19/balanced": "**two layers (the scorer of the search)**",
         "log-probability": "mean log-probability of the tokens so far",
         "shorter": "fewer tokens so far",
         "error so far": "*a step was wrong so far (known to the generator alone)*",
@@ -277,37 +272,43 @@ def chains_ranking() -> str:
     return table("score | AUC at 25 % of the tokens | 50 % | 75 % | 100 %", rows)
 
 
-def chains_pairs() -> list[dict[str, Any]]:
-    """Returns the rows of plain sampling and of Gambit, by variant, for each problem that both have finished."""
-    lines = (RESULTS / "long_chains" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    pairs: dict[str, dict[str, Any]] = {}
-    for row in map(json.loads, lines):
-        pairs.setdefault(row["problem"], {})[row["variant"]] = row
-    return list(pairs.values())
-
-
-def chains_gain(figure: Callable[[Any], float]) -> list[float]:
-    """Returns what Gambit gains over plain sampling on long chains, in points, with its interval."""
-    gaps = np.array([float(figure(pair["gambit"])) - float(figure(pair["sc"])) for pair in chains_pairs()])
-    gap = mean_interval(gaps, resamples(len(gaps)))
-    return [100 * gap.value, 100 * gap.low, 100 * gap.high]
-
-
 def chains_search() -> str:
-    pairs = chains_pairs()
-    counted: list[tuple[str, Callable[[Any], float]]] = [
-        ("accuracy", lambda row: row["correct"]),
-        ("accuracy of a majority vote", lambda row: row["revotes"]["majority"]),
-        ("accuracy of a vote weighed by score", lambda row: row["revotes"]["score"]),
-        ("pass@1", lambda row: row["right_traces"] / row["completed"]),
+    found = read("long_chains/comparison.json")
+    rows = [
+        [
+            label,
+            *(f"{number(100 * gap[name])} %" for name in ("sc", "gambit")),
+            _gain(gap),
+            f"{gap['won']} : {gap['lost']}",
+        ]
+        for label, gap in (
+            ("**accuracy**: majority of plain traces, Gambit's own vote", found["primary"]),
+            ("both by majority", found["the same vote"]["majority"]),
+            ("both weighed by score", found["the same vote"]["score"]),
+            ("plain traces weighed by score, Gambit's own vote", found["secondary"]["score vote"]),
+            ("pass@1", found["secondary"]["pass@1"]),
+        )
     ]
+    for label, pair in (("tokens", found["tokens"]), ("decode steps", found["decode steps"])):
+        change = f"{number(100 * (pair['gambit'] / pair['sc'] - 1))} %"
+        rows.append([label, f"{pair['sc']:,}", f"{pair['gambit']:,}", change, ""])
+    spans = [found["seconds"][name]["seconds a problem"] for name in ("sc", "gambit")]
+    ratio = [100 * (each - 1) for each in found["seconds"]["gambit / sc"]]
+    rows.append(["seconds a problem, one of three engines", *(f"{each:.2f}" for each in spans), gain(ratio) + " %", ""])
+    return table("64 traces, 480 problems | plain sampling | Gambit | difference | won : lost", rows)
+
+
+def _gain(gap: dict[str, Any]) -> str:
+    return gain([100 * each for each in gap["difference"]])
+
+
+def chains_difficulty() -> str:
     rows = []
-    for label, figure in counted:
-        shares = [100 * float(np.mean([figure(pair[name]) for pair in pairs])) for name in ("sc", "gambit")]
-        rows.append([label, *(f"{number(each)} %" for each in shares), gain(chains_gain(figure))])
-    tokens = [np.mean([pair[name]["generated"] for pair in pairs]) for name in ("sc", "gambit")]
-    rows.append(["tokens", *(f"{each:,.0f}" for each in tokens), f"{number(100 * (tokens[1] / tokens[0] - 1))} %"])
-    return table("64 traces | plain sampling | Gambit | difference", rows)
+    for each in read("long_chains/comparison.json")["by difficulty"]:
+        low, high = (f"{100 * end:g}" for end in each["right traces"])
+        shares = [f"{number(100 * each[name])} %" for name in ("sc", "gambit")]
+        rows.append([f"{low} to {high} %", each["problems"], *shares, _gain(each)])
+    return table("right traces of both methods | problems | plain sampling | Gambit | difference", rows)
 
 
 # -- scorers ---------------------------------------------------------------------------------------------------------
@@ -454,6 +455,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pawn-forced": pawn_forced, "pawn-prefix": pawn_prefix, "llm-votes": llm_votes, "llm-searches": llm_searches,
     "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-islands": llm_islands, "llm-prefix": llm_prefix,
     "chains-ranking": chains_ranking, "chains-search": chains_search,
+    "chains-difficulty": chains_difficulty,
     "simulated": simulated, "state-scorers": state_scorers, "verifiers": verifiers, "noisy": noisy,
     "reversed": reversed_scorers,
     "vllm-speed": vllm_speed, "forest": forest, "forest-search": forest_search, "cpu": cpu,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from scripts.race import ANSWER, LOGS, QUESTION
+from scripts.race import ANSWER, LLM_ANSWER, LLM_LOGS, LOGS, QUESTION
 from typer.testing import CliRunner
 
 from gambit import events as ev
@@ -17,7 +18,7 @@ from gambit.pawn.puzzles import parse_puzzle
 from support import ROOT
 from support.browser import Story
 
-SVG = ROOT / "docs" / "race.svg"
+SVG, LLM_SVG = ROOT / "docs" / "race.svg", ROOT / "docs" / "race-llm.svg"
 
 
 def view(*args: object) -> tuple[int, str]:
@@ -29,12 +30,13 @@ def title_of(svg: Path) -> str:
     return ElementTree.parse(svg).find("{http://www.w3.org/2000/svg}title").text
 
 
-def test_the_picture_of_the_readme_is_made_from_its_logs(tmp_path):
-    """If it is not: python scripts/race.py."""
-    made = tmp_path / "race.svg"
-    assert view(*LOGS, "--animate", made, "--expected", ANSWER) == (0, str(made))
-    assert made.read_bytes() == SVG.read_bytes()
-    assert SVG.stat().st_size < 300_000
+def test_the_pictures_are_made_from_their_logs(tmp_path):
+    """If they are not: python scripts/race.py."""
+    for shown, logs, answer in ((SVG, LOGS, ANSWER), (LLM_SVG, LLM_LOGS, LLM_ANSWER)):
+        made = tmp_path / shown.name
+        assert view(*logs, "--animate", made, "--expected", answer) == (0, str(made))
+        assert made.read_bytes() == shown.read_bytes()
+        assert shown.stat().st_size < 300_000
     assert (ROOT / "docs" / "race.gif").stat().st_size < 1_500_000
 
 
@@ -45,6 +47,20 @@ def test_the_race_is_that_of_its_puzzle():
         assert str(ROOT) not in gzip.decompress(log.read_bytes()).decode()
     assert str(parse_puzzle(QUESTION).answer) == ANSWER
     assert re.findall(r"(\d+) ([✗✓]), (\d+) of 64", title_of(SVG)) == [("29", "✗", "4"), ("23", "✓", "34")]
+
+
+def test_the_race_of_the_llm_is_a_problem_of_the_planned_comparison():
+    lines = (ROOT / "benchmarks" / "results" / "long_chains" / "rows.jsonl").read_text().splitlines()
+    for log in LLM_LOGS:
+        started = next(ev.read_log(log))
+        row = next(
+            row
+            for row in map(json.loads, lines)
+            if (row["problem"], row["variant"]) == (started.problem_id, started.policy)
+        )
+        assert (row["gold"], row["correct"]) == (LLM_ANSWER, started.policy == "gambit")
+        assert "/tmp" not in gzip.decompress(log.read_bytes()).decode()
+    assert re.findall(r"(\d+) ([✗✓]), (\d+) of 64", title_of(LLM_SVG)) == [("448", "✗", "12"), ("408", "✓", "26")]
 
 
 def test_the_counters_end_where_the_logs_do():

@@ -289,10 +289,12 @@ class _Drawing:
 
     def _spot(self, place: int) -> tuple[float, float]:
         """Returns the corner of a cell in one of two rows, with a gap wherever an island ends."""
-        per_row = -(-len(self._island_of_place) // 2)
+        islands = self._island_of_place
+        per_row = -(-len(islands) // 2)
         row, column = divmod(place, per_row)
-        gaps = sum(a != b for a, b in pairwise(self._island_of_place[row * per_row : place + 1]))
-        return round(4 + column * min(11.0, (LANE_WIDTH - 20) / per_row) + 6 * gaps, 1), CELLS_TOP + 18 * row
+        gaps = sum(a != b for a, b in pairwise(islands[row * per_row : place + 1]))
+        room = LANE_WIDTH - 14 - 6 * sum(a != b for a, b in pairwise(islands[:per_row]))
+        return round(4 + column * min(11.0, room / per_row) + 6 * gaps, 1), CELLS_TOP + 18 * row
 
     def _counters(self, step: int) -> str:
         running = tokens = done = 0
