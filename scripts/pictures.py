@@ -95,7 +95,7 @@ def tokens() -> Markup:
 def chains() -> Markup:
     found = _read("long_chains/comparison.json")
     plain = [Point(each["tokens"] / 1000, 100 * each["accuracy"]) for each in found["plain votes"]]
-    plain[-1] = plain[-1]._replace(label="voting, 1 to 64 chains", label_at=(0, 22, "end"))
+    plain[-1] = plain[-1]._replace(label="voting, 1 to 64 chains", label_at=(0, 32, "end"))
     accuracy = [100 * each for each in found["accuracy"]["gambit"]]
     ours = Point(found["tokens"]["gambit"] / 1000, *accuracy, "Gambit, 64 places", (-10, -4, "end"))
     series = [Series(plain, "", is_line=True), Series([ours], "ours")]

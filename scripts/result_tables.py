@@ -237,15 +237,6 @@ def llm_methods() -> str:
     return table("method | MATH-500 | tokens | pass@1 | traces/s | GSM8K | tokens | pass@1 | traces/s", rows)
 
 
-def llm_islands() -> str:
-    rows = [
-        [name, f"{number(row['vote_majority'])} %", f"{number(row['one_trace_right'])} %",
-         f"{row['right_where_sc_is_wrong']} : {row['wrong_where_sc_is_right']}"]
-        for name, row in read("islands_settings.json")["methods"].items()
-    ]  # fmt: skip
-    return table("method | accuracy | pass@1 | right only here : only by voting", rows)
-
-
 def llm_prefix() -> str:
     rows = []
     for cut in read("prefix_value_llm/report.json")["cuts"]:
@@ -307,7 +298,7 @@ def chains_difficulty() -> str:
     for each in read("long_chains/comparison.json")["by difficulty"]:
         low, high = (f"{100 * end:g}" for end in each["right traces"])
         shares = [f"{number(100 * each[name])} %" for name in ("sc", "gambit")]
-        rows.append([f"{low} to {high} %", each["problems"], *shares, _gain(each)])
+        rows.append([f"{low} to {high} %", f"{each['problems']}", *shares, _gain(each)])
     return table("right traces of both methods | problems | plain sampling | Gambit | difference", rows)
 
 
@@ -453,7 +444,7 @@ def cpu() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "pawn-votes": pawn_votes, "pawn-methods": pawn_methods, "pawn-eleven": pawn_eleven, "pawn-rounds": pawn_rounds,
     "pawn-forced": pawn_forced, "pawn-prefix": pawn_prefix, "llm-votes": llm_votes, "llm-searches": llm_searches,
-    "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-islands": llm_islands, "llm-prefix": llm_prefix,
+    "llm-rounds": llm_rounds, "llm-methods": llm_methods, "llm-prefix": llm_prefix,
     "chains-ranking": chains_ranking, "chains-search": chains_search,
     "chains-difficulty": chains_difficulty,
     "simulated": simulated, "state-scorers": state_scorers, "verifiers": verifiers, "noisy": noisy,
