@@ -16,8 +16,6 @@ MORE_STYLE = """
 .dots .other .bar,.dots .other circle{stroke:var(--other)}.dots .other circle{fill:var(--other)}
 .dots polyline{fill:none;stroke:var(--ink);stroke-width:2.5}
 .dots .ours polyline{stroke:var(--ours)}.dots .other polyline{stroke:var(--other);stroke-dasharray:7 4}
-.dots .mark line{stroke:var(--faint);stroke-width:1.5;stroke-dasharray:3 4}
-.dots .mark text{fill:var(--faint);font-size:14px}
 .dots g text{font-size:15px}
 """
 
@@ -54,8 +52,7 @@ class Axis(NamedTuple):
         return (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
 
 
-def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Returns the chart. `marks` are dashed vertical lines with words at their upper ends."""
+def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
     bottom = TOP + HEIGHT
 
     def across(value: float) -> float:
@@ -77,11 +74,6 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequenc
         tag("text", y.name, class_="tick", x=12, y=46),
         tag("text", x.name, class_="tick", x=WIDTH - RIGHT, y=bottom + 40, text_anchor="end"),
     ]
-    marked = [
-        tag("g", tag("line", x1=across(at), x2=across(at), y1=TOP, y2=bottom),
-            tag("text", words, x=across(at) + 6, y=TOP + 12), class_="mark")
-        for at, words in marks
-    ]  # fmt: skip
     drawn = [
         tag("g", *_line(each, across, up), *(part for p in each.points for part in _point(p, across, up)),
             class_=each.kind or None)
@@ -92,7 +84,7 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequenc
     return tag(
         "svg", tag("title", f"{title}: {said}"), tag("style", Markup(STYLE + MORE_STYLE)),
         tag("rect", class_="ground", width=WIDTH, height=height, rx=8),
-        tag("text", title, class_="title", x=12, y=26), *grid, *names, *marked, *drawn,
+        tag("text", title, class_="title", x=12, y=26), *grid, *names, *drawn,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", class_="dots", role="img",
     )  # fmt: skip
 

@@ -45,10 +45,10 @@ ROUNDS = {
     "gambit-rounds-0.8": ("share 0.8", (10, 5, "start")),
 }
 SIMULATED = (
-    ({"method": "plain"}, "", "plain vote"),
-    ({"islands": 1, "warmup": 120, "margin": 1.0}, "ours", "one pool"),
-    ({"islands": 4, "warmup": 120, "margin": 2.0}, "other", "4 islands"),
+    ({"method": "plain"}, "", "vote, simulated"),
+    ({"islands": 1, "warmup": 120, "margin": 1.0}, "other", "search, simulated"),
 )
+PAWN_SCORERS = ("0.5, true trust", "0.55, true trust", "0.65, true trust", "0.75, true trust", "shipped")
 SPEEDS = {"gpu_speed": "Qwen3-4B", "gpu_speed_phi4": "Phi-4-14B", "gpu_speed_8b": "Qwen3-8B, earlier code"}
 FOREST_PARTS = ("unshared", "islands", "small", "middle", "large")
 
@@ -105,18 +105,39 @@ def chains() -> Markup:
 
 def scorer() -> Markup:
     rows = _read("simulated_search.json")["rows"]
-    series = []
+    simulated = []
     for wanted, kind, label in SIMULATED:
-        found = [row for row in rows if wanted.items() <= row.items()]
-        points = [Point(row["auc"], row["against_majority"][0]) for row in found]
+        points = [Point(row["auc"], row["against_majority"][0]) for row in rows if wanted.items() <= row.items()]
         points[-1] = points[-1]._replace(label=label)
-        series.append(Series(points, kind, is_line=True))
-    x = Axis("AUC of the scorer half-way through a chain", (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9))
-    y = Axis("points above majority voting", (-5, 0, 5, 10, 15, 20))
-    [ours] = [each for each in _read("llm_verifier_more_problems.json")["rankings"] if each["name"] == "lora"]
-    chains = _read("long_chains/judge.json")["chains"]["judged"]["mlp/line/19/balanced"]["answered 50%"]
-    marks = ((ours["auc"]["0.5"]["value"], "our verifier"), (chains[0], "long chains"))
-    return chart("Simulated: points gained, by the scorer's AUC", x, y, series, marks)
+        simulated.append(Series(points, kind, is_line=True))
+    x = Axis("AUC of the scorer half-way through a chain", (0.5, 0.6, 0.7, 0.8, 0.9, 1))
+    y = Axis("points above majority voting", (-5, 0, 5, 10, 15, 20, 25, 30, 35))
+    title = "What a search gains, by its scorer"
+    return chart(title, x, y, [*simulated, Series(_gains_on_pawn(), "ours", is_line=True), Series(_gains(), "ours")])
+
+
+def _gains_on_pawn() -> list[Point]:
+    """Returns what Gambit gained on pawn with its own scorer and with four that noise was added to."""
+    found = _read("islands_noise.json")
+    points = []
+    for name in PAWN_SCORERS:
+        method = "gambit, shipped" if name == "shipped" else f"gambit, AUC {name}"
+        points.append(Point(found["scorers"][name]["auc"]["0.5"], *found["methods"][method]["against sc"]))
+    points[-1] = points[-1]._replace(label="pawn", label_at=(-12, 5, "end"))
+    return points
+
+
+def _gains() -> list[Point]:
+    """Returns what Gambit gained on a real LLM, over the AUC of the scorers that steered it."""
+    [verifier] = [each for each in _read("llm_verifier_more_problems.json")["rankings"] if each["name"] == "lora"]
+    overall = _read("llm_verifier_search/ample/report.json")["overall"]
+    [mathematics] = [each["gain"] for each in overall if each["variant"] == "gambit"]
+    judged = _read("long_chains/judge.json")["chains"]["judged"]["mlp/line/19/balanced"]["answered 50%"]
+    chains = _read("long_chains/comparison.json")["primary"]["difference"]
+    return [
+        Point(verifier["auc"]["0.5"]["value"], *_percent(mathematics), "mathematics", (-6, -10, "end")),
+        Point(judged[0], *(100 * each for each in chains), "long chains", (6, 32, "middle")),
+    ]
 
 
 def speed() -> Markup:

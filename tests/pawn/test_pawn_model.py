@@ -9,17 +9,14 @@ from benchmarks.pawn.traces import verify
 from benchmarks.pawn.vocabulary import encode, render_prompt
 
 from gambit import SearchConfig, Solver, UserError
-from gambit import events as ev
-from gambit.cli.demo import MEASURED, affordable, unseen_problem
+from gambit.cli.demo import MEASURED, unseen_problem
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle
-from gambit.results.record import SearchRecord, fold
+from gambit.results.record import fold
 from gambit.scorers.checkpoint import read_metadata
 from gambit.text.prompts import encode_problem
 from gambit.text.tokenizers import load_tokenizer
 from gambit.tree import TraceState
-from gambit.types import EndReason
 from support import ROOT
-from support.searching import make_header, make_settings
 
 pytestmark = pytest.mark.contract
 RESULTS = ROOT / "benchmarks" / "results"
@@ -125,18 +122,6 @@ def test_the_demo_puzzle_is_unseen_and_right():
     puzzle = parse_puzzle(problem.question)
     assert puzzle.split is Split.TEST and str(puzzle.answer) == answer
     assert unseen_problem(1) != unseen_problem(0)
-
-
-def test_the_demos_rival_votes_with_whole_traces_that_gambits_tokens_pay_for():
-    """Traces of 3, 2, 4 and 1 tokens: in the order of their beginning, as many as fit."""
-    record = SearchRecord(make_header(make_settings("sc", capacity=4), "majority"))
-    for trace, length in enumerate((3, 2, 4, 1)):
-        record.apply(ev.Created(0, trace))
-        record.apply(ev.Admitted(0, trace, 0, 0, 0))
-        record.apply(ev.Finished(9, trace, EndReason.STOP, str(trace), (7,) * length))
-    assert [ballot.trace for ballot in affordable(record, 8)] == [0, 1]
-    assert [ballot.trace for ballot in affordable(record, 9)] == [0, 1, 2]
-    assert len(affordable(record, 2)) == 0 and len(affordable(record, 10)) == 4
 
 
 def test_the_figures_we_quote_are_the_measured_ones():

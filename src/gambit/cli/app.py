@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "demo": LazyCommand("demo:demo", "Search", "Solve a puzzle that the bundled model has not seen."),
     "serve": LazyCommand("serve:serve", "Search", "Serve a model behind OpenAI's API, with a live page."),
     "policies": LazyCommand("policies:policies", "Search", "List the search methods with their options."),
-    "runs": LazyCommand("run_list:runs", "Runs", "List the runs in runs/, the newest first."),
+    "runs": LazyCommand("run_list:runs", "Runs", "List the newest runs in runs/, with their answers."),
     "view": LazyCommand("runs:view", "Runs", "Write one HTML page that shows what a search did."),
     "replay": LazyCommand("runs:replay", "Runs", "Rebuild a run's result from its event log alone."),
     "export": LazyCommand("export:export", "Runs", "Make training data of runs."),

@@ -22,7 +22,7 @@ MOST_RUNS = 20
 
 
 def runs() -> int:
-    """List the newest runs in runs/: when, how far, the result, and what was searched."""
+    """List the newest runs in runs/, with their answers: when they began, how far they are and what was searched."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     for name in ("run (UTC of its start)", "how far", "result", "what"):
         table.add_column(name, no_wrap=True, ratio=1 if name == "what" else None)
