@@ -277,6 +277,7 @@ def chains_search() -> str:
             ("both by majority", found["the same vote"]["majority"]),
             ("both weighed by score", found["the same vote"]["score"]),
             ("plain traces weighed by score, Gambit's own vote", found["secondary"]["score vote"]),
+            ("plain traces weighed by position, Gambit's own vote", found["secondary"]["position vote"]),
             ("pass@1", found["secondary"]["pass@1"]),
         )
     ]
@@ -297,9 +298,9 @@ def chains_difficulty() -> str:
     rows = []
     for each in read("long_chains/comparison.json")["by difficulty"]:
         low, high = (f"{100 * end:g}" for end in each["right traces"])
-        shares = [f"{number(100 * each[name])} %" for name in ("sc", "gambit")]
-        rows.append([f"{low} to {high} %", f"{each['problems']}", *shares, _gain(each)])
-    return table("right traces of both methods | problems | plain sampling | Gambit | difference", rows)
+        shares = [f"{number(100 * each[name])} %" for name in ("half of sc", "gambit")]
+        rows.append([f"{low} to {high} %", f"{each['problems']:.0f}", *shares, _gain(each)])
+    return table("right traces | problems | 32 plain traces | Gambit, 64 | difference", rows)
 
 
 # -- scorers ---------------------------------------------------------------------------------------------------------

@@ -36,13 +36,15 @@ def expected_votes(answers: Sequence[str | None], gold: str, sizes: Sequence[int
             found.append(sum(each == gold for each in answers) / len(answers))
             continue
         draws = [
-            _share(Counter(answers[i] for i in rng.permutation(len(answers))[:size]), gold) for _ in range(NUM_DRAWS)
+            vote_share(Counter(answers[i] for i in rng.permutation(len(answers))[:size]), gold)
+            for _ in range(NUM_DRAWS)
         ]
         found.append(float(np.mean(draws)))
     return found
 
 
-def _share(votes: Counter[str | None], gold: str) -> float:
+def vote_share(votes: Counter[str | None], gold: str) -> float:
+    """Returns the chance that a majority vote is right, a tie being shared."""
     del votes[None]
     if not votes:
         return 0.0

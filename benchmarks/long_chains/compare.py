@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.long_chains.answers import expected_votes
+from benchmarks.long_chains.answers import expected_votes, vote_share
 
 from gambit.stats import Interval, holm, mean_interval, ratio_interval, resamples, sign_flip_p
 
@@ -26,6 +26,7 @@ Row = dict[str, Any]
 METHODS = ("sc", "gambit")
 VOTES = ("majority", "score", "position", "best")
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+NUM_HALVES = 100  # ways to divide plain traces
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)  # of the share of right traces, by difficulty
 KEPT = (
     "variant", "problem", "seed", "answer", "gold", "correct", "stop_reason", "generated", "branched", "pruned",
@@ -78,16 +79,25 @@ class Comparison:
         }  # fmt: skip
 
     def by_difficulty(self) -> list[dict[str, Any]]:
-        """Returns accuracies by the share of right traces, taken over both methods so that neither is favoured."""
-        share = (self.values("sc", pass_at_1) + self.values("gambit", pass_at_1)) / 2
-        right = {name: self.values(name, lambda row: row["correct"]) for name in METHODS}
+        """Returns accuracies by the share of right traces in one half of the plain ones; the other half votes.
+
+        Sorted by all plain traces, low shares would be unlucky draws of plain sampling, and sorted by both methods'
+        traces, Gambit's own gain would move a problem up. A problem counts in each group as often as halves put it
+        there.
+        """
+        halves = [_halves(answers(own["sc"])) for own in self.pairs]
+        right = self.values("gambit", lambda row: row["correct"])
         found = []
         for low, high in pairwise(EDGES):
-            own = (share > low if low else share >= low) & (share <= high)
-            gap = mean_interval((right["gambit"] - right["sc"])[own], resamples(int(own.sum())))
+            own = [[vote for share, vote in each if low < share <= high or share == low == 0] for each in halves]
+            weight = np.array([len(each) / NUM_HALVES for each in own])
+            votes = np.array([sum(each) / NUM_HALVES for each in own])
+            gap = ratio_interval(weight * right - votes, weight, self.draws)
+            assert gap is not None
             found.append({
-                "right traces": [low, high], "problems": int(own.sum()), "difference": rounded(gap),
-                **{name: round(float(right[name][own].mean()), 4) for name in METHODS},
+                "right traces": [low, high], "problems": round(float(weight.sum()), 1), "difference": rounded(gap),
+                "half of sc": round(float(votes.sum() / weight.sum()), 4),
+                "gambit": round(float((weight * right).sum() / weight.sum()), 4),
             })  # fmt: skip
         return found
 
@@ -106,6 +116,16 @@ def answers(row: Row) -> list[str | None]:
     given = ["right"] * row["right_traces"]
     given += [str(i) for i, count in enumerate(row["wrong_traces"]) for _ in range(count)]
     return [*given, *[None] * (row["completed"] - len(given))]
+
+
+def _halves(given: Sequence[str | None]) -> list[tuple[float, float]]:
+    """Returns, for random halves of traces, the share of right ones in one and the chance of the other's vote."""
+    rng, half = np.random.default_rng(0), len(given) // 2
+    found = []
+    for _ in range(NUM_HALVES):
+        order = [given[i] for i in rng.permutation(len(given))]
+        found.append((order[:half].count("right") / half, vote_share(Counter(order[half:]), "right")))
+    return found
 
 
 def seconds(rows: Sequence[Row]) -> dict[str, Any]:
