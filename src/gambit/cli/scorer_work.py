@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.card import facts_of
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.choice import scorer_file
-from gambit.storage.problems import (
-    MANY_SUFFIXES,
-    check_not_empty,
-    columns_of,
-    read_problem_file,
-    shard_of,
-)
+from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
 from gambit.text.boundary import check_boundary_rule
 from gambit.training import collect as collecting
@@ -437,13 +431,13 @@ def show_training(out: Path, trained: training.Trained, as_json: bool) -> None:
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
-def show_verifier(out: Path, trained: LoraInfo, files: Iterable[Path], as_json: bool) -> None:
+def show_verifier(out: Path, trained: LoraInfo, file: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(trained.model_dump_json())
         return
-    sizes, metrics, training = [path.stat().st_size for path in files], trained.metrics, trained.training
+    size, metrics, training = file.stat().st_size, trained.metrics, trained.training
     quarters = " / ".join(f"{auc:.3f}" for auc in metrics["auc"].values())
-    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {training['seconds']:.0f} s at "
+    put(f"{out}: verifier, {size / 1e6:.1f} MB; {training['seconds']:.0f} s at "
         f"{training['tokens_per_second']:,.0f} tokens/s; held-out AUC within problems {metrics['held_out_auc']:.4f}, "
         f"at 25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
 

@@ -134,8 +134,8 @@ class LoraVerifier:
                             f"shape, such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
         set_peft_model_state_dict(self.network, tensors)
 
-    def save(self, folder: Path) -> list[Path]:
-        """Writes the adapter in the precision it runs in, the head in float32."""
+    def save(self, folder: Path) -> Path:
+        """Writes the adapter in the precision it runs in, the head in float32; returns the file."""
         head = self.head.weight.detach() * self.input_scale
         write_info(folder, self.info)
         return write_weights(folder, {**self.adapter(), HEAD: head})
