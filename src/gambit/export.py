@@ -236,9 +236,6 @@ SAMPLES: Mapping[Purpose, Callable[[Solved], Iterator[Sample]]] = {
 }
 
 
-# -- runs ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A log, and the row and the weights of the bench run that it belongs to, if any."""
@@ -309,9 +306,6 @@ class Exporter:
 def weights_of(model: str | None) -> str:
     """Returns the hash of a model's files as they are here now, "unknown" if they are not here."""
     return (None if model is None else models.identity_hash(models.locate(model))) or UNKNOWN
-
-
-# -- files of rows ---------------------------------------------------------------------------------------------
 
 
 DATA_FILE = "train.jsonl"

@@ -177,9 +177,6 @@ def is_complete(folder: Path, plan: BenchPlan) -> bool:
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
 
 
-# -- the environment -------------------------------------------------------------------------------------------
-
-
 def stamp(info: EngineInfo, identity: Mapping[str, str]) -> dict[str, Json]:
     """Returns the environment of one start: versions, hashes of model and scorer, device, source commit."""
     import torch
@@ -246,9 +243,6 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-# -- shards ----------------------------------------------------------------------------------------------------
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:

@@ -170,9 +170,6 @@ def _rotated(variants: Sequence[BenchVariant], turn: int) -> list[BenchVariant]:
     return [*variants[shift:], *variants[:shift]]
 
 
-# -- one search after the other --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class LocalSearches:
     """Searches group by group, so that methods share no batch and the seconds of each can be measured."""
@@ -263,9 +260,6 @@ def log_of(folder: Path, task: BenchTask) -> str | None:
     """Returns the path of a task's log relative to the run's folder; None if there is no log."""
     path = task.folder / LOG_FILE
     return path.as_posix() if (folder / path).is_file() else None
-
-
-# -- under Ray: rows are measured beside the engines and written by the driver -----------------------------------
 
 
 class BenchEngine:

@@ -108,9 +108,6 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# -- running searches ------------------------------------------------------------------------------------------
-
-
 class SearchProgress:
     """The progress of a search, from its events alone."""
 
@@ -250,9 +247,6 @@ class SearchScreen(LiveScreen):
         return f"{first} · {generated:,} tokens · {rate} · {_clock(seconds)}"
 
 
-# -- engines under Ray -----------------------------------------------------------------------------------------
-
-
 class PoolScreen(LiveScreen):
     """The number of problems that are done, and what each engine does."""
 
@@ -300,9 +294,6 @@ def _engine_line(slot: EngineSlot) -> str:
 
 def _deaths(count: int) -> str:
     return f", {count} death{'s' if count > 1 else ''}" if count else ""
-
-
-# -- a bench run -----------------------------------------------------------------------------------------------
 
 
 class BenchScreen(LiveScreen):
@@ -370,9 +361,6 @@ def _accuracy(label: str, right: int, rows: int, tokens: int) -> str:
     if rows == 0:
         return f"{label}: –"
     return f"{label}: {right}/{rows} right ({right / rows:.0%}), {tokens / rows:,.0f} tokens each"
-
-
-# -- a bar for everything else ---------------------------------------------------------------------------------
 
 
 class BarWithLines(Progress):

@@ -85,9 +85,6 @@ def worst(codes: Iterable[int]) -> int:
     return next(code for code in (FAILURE, USER_MISTAKE, NO_ANSWER, OK) if code in found)
 
 
-# -- the report of one search -----------------------------------------------------------------------------------
-
-
 def report(
     result: SearchResult,
     *,

@@ -79,9 +79,6 @@ def _judged(row: PublishedScorer) -> str:
     return f"AUC {trust.halfway:.2f} on {trust.num_problems} problems"
 
 
-# -- judging a model's own scorer ------------------------------------------------------------------------------
-
-
 def collected_for(models_named: Sequence[str], options: EvalOptions) -> tuple[list[str], EvalOptions]:
     """Collects traces of the problems with a model; returns its own scorer and the options to judge it by them."""
     if len(models_named) != 1:

@@ -140,9 +140,6 @@ def known_row(model: str) -> PublishedScorer:
     return row
 
 
-# -- use -------------------------------------------------------------------------------------------------------
-
-
 def published_scorer(model: str) -> Scorer:
     """Returns the scorer that is published for these weights, with the trust that it has until it is judged."""
     scorer = load_checkpoint(fetched_file(model))
@@ -202,8 +199,6 @@ def outlook(model: str) -> str | None:
         return f"the scorer published for {row.model} is not here, and {reason}: run `gambit scorer get {row.model}`"
     return f"the scorer published for {row.model} would be fetched from {row.sources[0].url}"
 
-
-# -- fetching --------------------------------------------------------------------------------------------------
 
 _failed: dict[tuple[Path, str], GambitError] = {}  # what could not be fetched is not tried again by this process
 
@@ -269,9 +264,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, HTTPError):
         return f"the server answers {error.code}"
     return str(error.reason) if isinstance(error, URLError) else first_line(error)
-
-
-# -- what it was trained on ------------------------------------------------------------------------------------
 
 
 def _origin(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -192,9 +192,6 @@ def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
     return num_traces - tree.count(TraceState.FINISHED) - 1 + tree.capacity
 
 
-# -- forced answers ---------------------------------------------------------------------------------------------
-
-
 LOOP_INTERVAL = 64  # steps between two searches for loops
 LOOP_WINDOW = 1024  # tokens at the end of a trace that are looked at
 LOOP_REPEATS = 4  # of a passage in a row, at least

@@ -191,9 +191,6 @@ class CollectSummary:
         self.num_mixed += record.is_mixed
 
 
-# -- engines ---------------------------------------------------------------------------------------------------
-
-
 class LocalEngines:
     """An engine of this process that samples and, beside it, the model that reads states."""
 
@@ -269,9 +266,6 @@ def thought_scorer(plan: CollectPlan) -> Scorer:
     return ThoughtMeter(plan.boundary, plan.with_confidence)
 
 
-# -- engines under Ray ------------------------------------------------------------------------------------------
-
-
 def sample_one(task: Task, plan: CollectPlan, engines: LocalEngines, desk: JobDesk) -> Sampled:
     """Samples the traces of one problem and reads their states, in the process of an engine."""
 
@@ -309,9 +303,6 @@ class RayEngines:
 
 
 CollectEngines: TypeAlias = LocalEngines | RayEngines
-
-
-# -- the run ---------------------------------------------------------------------------------------------------
 
 
 def collect(
@@ -377,9 +368,6 @@ def sample(
         if sampled.traces:
             sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
             yield sampled
-
-
-# -- records ---------------------------------------------------------------------------------------------------
 
 
 def _header(plan: CollectPlan, hidden_size: int) -> Header:

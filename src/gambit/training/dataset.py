@@ -195,9 +195,6 @@ def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Trace
     )
 
 
-# -- labels ----------------------------------------------------------------------------------------------------
-
-
 class TraceLabels(Record):
     """One line of a file of labels: a label of every thought of one trace."""
 
@@ -244,8 +241,6 @@ def with_labels(data: Dataset, labels: Labels, source: str) -> Dataset:
         raise UserError(f"{source} labels no trace of this collection: name its problems by their ids")
     return dataclasses.replace(data, labels=found, labelled_by=Path(source).name)
 
-
-# -- groups ----------------------------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
 

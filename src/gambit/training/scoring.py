@@ -155,9 +155,6 @@ def calibrating_line(scores: Tensor, outcomes: Tensor) -> tuple[float, float]:
     return slope, middle - slope * mean
 
 
-# -- rankings ---------------------------------------------------------------------------------------------------
-
-
 CURVE = tuple(round(0.1 * i, 1) for i in range(1, 11))  # the paper's figure
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is chosen by
 

@@ -117,9 +117,6 @@ def state_name(layer: int, position: str) -> str:
     return f"states.{layer}.{position}"
 
 
-# -- writing ---------------------------------------------------------------------------------------------------
-
-
 class CollectionWriter:
     """Adds shards to a collection, a new one or one that an earlier run began; one writer at a time."""
 
@@ -208,9 +205,6 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
         mine, theirs = getattr(one, name), getattr(other, name)
         if name not in _MAY_DIFFER and mine != theirs:
             yield name, mine, theirs
-
-
-# -- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_header(folder: Path) -> Header:

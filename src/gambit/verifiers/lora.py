@@ -176,9 +176,6 @@ class LoraVerifier:
         return found
 
 
-# -- the model under it ----------------------------------------------------------------------------------------
-
-
 def check_installed() -> None:
     """Raises if peft is missing."""
     if find_spec("peft") is None:
@@ -235,9 +232,6 @@ def info_for(model: str, **values: object) -> LoraInfo:
         raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
     known = {"base_model": models.name_of(model), "base_model_hash": models.weight_hash(source), "hidden_size": size}
     return LoraInfo.model_validate({**known, **values})
-
-
-# -- as a whole model --------------------------------------------------------------------------------------------
 
 
 def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:

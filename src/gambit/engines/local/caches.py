@@ -167,9 +167,6 @@ class OwnCaches(ModelRunner):
         return found
 
 
-# -- the choice at the start ------------------------------------------------------------------------------------------
-
-
 def choose_runner(model: PreTrainedModel) -> tuple[ModelRunner, CacheSizes]:
     """Returns the pool's way to run a model if it agrees with the model's own cache in a short pass, else that."""
     own = OwnCaches(model)

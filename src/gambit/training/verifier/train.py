@@ -78,9 +78,6 @@ def drawn_problems(train: Ints, data: Dataset, recipe: VerifierRecipe) -> Ints:
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
 
-# -- the optimiser ---------------------------------------------------------------------------------------------
-
-
 class MasterWeights:
     """The trained weights: they run in the model's precision and are stepped in float32, in which small steps count.
 
@@ -134,9 +131,6 @@ def share_of_rate(progress: float, warmup: float) -> float:
     """Returns the share of the highest rate: it rises to 1 over the warm-up, then falls to 0 at the end."""
     rising = progress / warmup if warmup > 0 else 1.0
     return max(0.0, min(rising, (1 - progress) / max(1e-9, 1 - warmup)))
-
-
-# -- the training ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
