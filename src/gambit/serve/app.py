@@ -91,12 +91,8 @@ class Gateway:
         if is_page(path):
             return NOBODY
         problem = "the API key is not one of this server's" if presented else "this server needs an API key"
-        raise ApiError(
-            401,
-            f"{problem}: send it as `Authorization: Bearer KEY`",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
+        problem += ": send it as `Authorization: Bearer KEY`"
+        raise ApiError(401, problem, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _check_origin(self, scope: Scope, headers: Headers, key: ApiKey) -> None:
         """Refuses other web sites in a browser, which could use a server without keys or a session of the page.

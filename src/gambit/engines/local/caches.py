@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # of the field in which a model returns its cache
 POOLED_LAYERS = (
-    "DynamicLayer",
-    "DynamicSlidingWindowLayer",
-    "LinearAttentionLayer",
-    "LinearAttentionAndFullAttentionLayer",
+    "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
-)
+)  # fmt: skip
 STATES = ("conv_states", "recurrent_states")
 PROOF_PROMPT = 3
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest value; a wrong formula errs more than half precision does
