@@ -55,7 +55,7 @@ class SearchTraces:
         self._cuts: defaultdict[int, set[int]] = defaultdict(set)
         self.record: SearchRecord = fold(ev.read_log(log), log, self._note)
 
-    def _note(self, event: ev.Event) -> None:
+    def _note(self, _: SearchRecord, event: ev.Event) -> None:
         if isinstance(event, ev.Scored | ev.Verified):
             for trace, length in zip(event.traces, event.num_tokens, strict=True):
                 self._cuts[trace].add(length)
@@ -64,16 +64,11 @@ class SearchTraces:
         """Returns the traces with an answer, best score first."""
         tree = self.record.tree
         found = [
-            Complete(
-                trace,
-                is_right(trace.answer),
-                tree.score_of(trace) or 0.0,
-                tuple(self._segments(trace)),
-                tree.tokens_of(trace.id),
-            )
+            Complete(trace, is_right(trace.answer), tree.score_of(trace) or 0.0, tuple(self._segments(trace)),
+                     tree.tokens_of(trace.id))
             for trace in tree.in_state(TraceState.FINISHED)
             if trace.answer is not None
-        ]
+        ]  # fmt: skip
         return sorted(found, key=lambda each: (-each.score, each.trace.id))
 
     def _segments(self, trace: Trace) -> Iterator[Stretch]:
