@@ -14,7 +14,7 @@ from gambit.config.presets import SearchSettings
 from gambit.policies.base import Decision, Force, Prune, Requirements
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord
-from gambit.results.vote import Consensus, is_settled
+from gambit.results.vote import is_settled
 from gambit.search.pool import can_force
 from gambit.search.scores import Scores
 from gambit.tree import LIVE, TraceState, TraceTree
@@ -131,8 +131,7 @@ class VoteWatch:
         The engine stands still while one of its searches waits for its verifier. While traces run, the vote is
         therefore looked at in checks alone, by scores that a check's lag has given time to come.
         """
-        consensus = self.settings.consensus
-        if consensus is None or not self.has_news:
+        if self.settings.consensus is None or not self.has_news:
             return
         if self.votes_by_verifier:
             if not self.is_between and not is_check:
@@ -140,8 +139,7 @@ class VoteWatch:
             self.scores.collect(at, self.limits.search_deadline, with_latest=self.is_between)
         self.has_news = self.votes_by_verifier and self.scores.are_owed_to_votes
         equivalent = self.equivalent_until(time.monotonic() + CHECK_SECONDS)
-        is_probability = self.settings.is_probability
-        self.is_settled = is_over(consensus, self.record, self.requirements, equivalent, is_probability=is_probability)
+        self.is_settled = is_over(self.settings, self.record, self.requirements, equivalent)
 
     def plan_next(self) -> bool:
         """Lets as many roots begin again as there are, if it is time to."""
@@ -166,20 +164,16 @@ class VoteWatch:
         return self.scores.are_late and self.record.vote_kind.needs_scores
 
 
-def is_over(
-    consensus: Consensus,
-    record: SearchRecord,
-    requirements: Requirements,
-    equivalent: Equivalent,
-    *,
-    is_probability: bool,
-) -> bool:
-    """Returns True if the vote needs no more traces. `is_probability`: scores are chances."""
+def is_over(settings: SearchSettings, record: SearchRecord, requirements: Requirements, equivalent: Equivalent) -> bool:
+    """Returns True if the vote needs no more traces."""
+    consensus = settings.consensus
+    if consensus is None:
+        return False
     least = consensus.min_traces if consensus.fraction is not None else 0
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
     vote = record.vote(equivalent)
-    unseen = UNSEEN if is_probability and record.vote_kind.sums_scores else 0.0
+    unseen = UNSEEN if settings.is_probability and record.vote_kind.sums_scores else 0.0
     return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements), unseen)
 
 
