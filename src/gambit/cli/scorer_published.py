@@ -35,7 +35,7 @@ def get(model: str, *, as_json: bool) -> int:
     if is_offline() and not row.is_cached:
         raise UserError(f"{OFFLINE} is set: unset it to fetch the scorer of {row.model}")
     with only_our_warnings():
-        fetch(row, say)
+        fetch(row)
     typer.echo(json.dumps(_facts(row)) if as_json else f"{row.cache_file}")
     if not as_json:
         say(f"for {row.model}: `--scorer auto` uses it from now on ({_judged(row)})")
