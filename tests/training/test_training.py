@@ -516,7 +516,7 @@ def test_a_folded_blend_scores_as_the_network_it_was(folder, data):
     plan = TrainPlan(folder, "mlp+confidence", "bce+pairwise", "boundary", changes={"max_epochs": 2})
     blended = datasets_of(plan)[0].with_confidences()
     spread = Scaling.of(blended.states)
-    network = build_network("mlp+confidence", blended.num_features, spread, recipe_for("bce", "mlp"))
+    network = build_network("mlp+confidence", blended.states.shape[-1], spread, recipe_for("bce", "mlp"))
     torch.nn.init.constant_(network.rise, 0.02)
     scorer = as_scorer(network, info_for(data, "mlp+confidence"))
     thoughts = ThoughtBatch(data.states.float(), torch.from_numpy(data.traces.confidences))

@@ -23,7 +23,7 @@ from gambit.models import files as models
 from gambit.scorers.choice import scorer_file
 from gambit.storage.files import (
     append_synced,
-    file_hash,
+    files_hash,
     object_in,
     opened_to_append,
     package_version,
@@ -209,7 +209,7 @@ def _scorer_hash(scorer: VerifierName | Path | str, source: str) -> str | None:
     """Returns the hash of a scorer; None if it has no files here."""
     if not isinstance(scorer, VerifierName):
         path = scorer_file(str(scorer), source)
-        return None if path is None else file_hash(path)[-16:]
+        return None if path is None else files_hash([path])[-16:]
     if scorer.is_served:
         return None
     verifier = models.locate(scorer.model)

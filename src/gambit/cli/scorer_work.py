@@ -34,7 +34,7 @@ from gambit.models import files as models
 from gambit.scorers.authors import is_torch_file, load_torch_scorer
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.card import facts_of
-from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.checkpoint import CHECKPOINT, load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.choice import scorer_file
 from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
@@ -59,7 +59,6 @@ from gambit.types import Aggregation, Problem, StatePosition
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info
 from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer, verifier_folder
 
-CHECKPOINT = ".safetensors"
 VERIFIER = "verifier"
 GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
 USUAL_TASKS = 600  # of sources without an end
@@ -114,7 +113,7 @@ def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPl
     with only_our_warnings(is_quiet=options.quiet), needs_in_cluster(cluster, plan.engine) as needs:
         if options.traces_at_once is None:
             plan = dataclasses.replace(plan, traces_at_once=GPU_TRACES if needs.gpus else CPU_TRACES)
-        solver = solver_maker(collecting.sampling_engine(plan), needs, collecting.thought_scorer(plan))
+        solver = solver_maker(collecting.sampling_engine(plan), needs, plan.meter)
         make = partial(LocalEngines, plan, solver)
         with (
             EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once) as pool,
@@ -359,7 +358,7 @@ def _import_info(options: ImportOptions) -> ScorerInfo:
     source = models.locate(model) if model == models.BUNDLED else model
     return ScorerInfo(
         "mlp", StatePosition(position), Aggregation(options.aggregation), boundary_rule=options.boundary_rule,
-        hidden_size=models.hidden_size_on_disk(source), base_model=models.name_of(model),
+        hidden_size=models.number_on_disk(source, "hidden_size"), base_model=models.name_of(model),
         base_model_hash=models.weight_hash(source),
     )  # fmt: skip
 

@@ -202,7 +202,6 @@ class SearchSharing:
     factor: float = 1.0  # total / unique, the most that reading once can save; 1: nothing is shared
 
 
-NOTHING_READ = SearchSharing()
 LEAST_ISLAND = 8  # votes of an island, on average, from which on it is the scorer that made it agree with itself
 
 
@@ -222,7 +221,7 @@ class SearchResult:
     seconds: Seconds
     stop_reason: StopReason
     waiting: Waiting = Waiting()
-    sharing: SearchSharing = NOTHING_READ
+    sharing: SearchSharing = SearchSharing()
     verifier: VerifierCost | None = None  # where the search had one
     pool: PoolSettings | None = None  # of a search with tournaments
     out_dir: str | None = None

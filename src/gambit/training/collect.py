@@ -27,8 +27,6 @@ from gambit.engines.local.model import pick_device, pick_dtype, read_with_transf
 from gambit.engines.states import LayerChoice
 from gambit.errors import EngineError, UserError, first_line
 from gambit.models import files as models
-from gambit.models.files import hidden_size_on_disk
-from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.text.boundary import BLANK_LINE
 from gambit.training.dataset import in_groups
@@ -68,7 +66,7 @@ class StateReader:
             config = self._model.config.get_text_config()
             self.hidden_size = int(config.hidden_size)
             LayerChoice.of(self._layers, int(config.num_hidden_layers))
-        elif size := hidden_size_on_disk(model):
+        elif size := models.number_on_disk(model, "hidden_size"):
             self.hidden_size = size
         else:
             raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
@@ -154,6 +152,10 @@ class CollectPlan:
         return None if self.search.lora is None else self.engine.adapters[self.search.lora]
 
     @property
+    def meter(self) -> ThoughtMeter:
+        return ThoughtMeter(self.boundary, self.with_confidence)
+
+    @property
     def most_problems_at_once(self) -> int:
         """Returns the number of problems that one engine samples at a time."""
         return max(1, self.traces_at_once // self.traces_per_problem)
@@ -197,7 +199,7 @@ class LocalEngines:
     def __init__(self, plan: CollectPlan, make_solver: Callable[[], Solver] | None = None) -> None:
         """Starts the plan's engine, or what `make_solver` makes."""
         options = sampling_engine(plan).model_dump(exclude_unset=True, exclude={"scorer"})
-        self.solver = make_solver() if make_solver else Solver(scorer=thought_scorer(plan), **options)
+        self.solver = make_solver() if make_solver else Solver(scorer=plan.meter, **options)
         self._reading = threading.Lock()  # one pass at a time: memory is planned for one
         try:  # second: what the engine leaves of the memory is enough for it
             self._reader = StateReader(
@@ -259,11 +261,6 @@ def sampling_engine(plan: CollectPlan) -> EngineConfig:
     # vLLM's own limit, 256, would leave a GPU half idle.
     options = {"max_num_seqs": plan.traces_at_once, **plan.engine.engine_options}
     return plan.engine.model_copy(update={"engine_options": options})
-
-
-def thought_scorer(plan: CollectPlan) -> Scorer:
-    """Returns the scorer that makes engines report where thoughts end."""
-    return ThoughtMeter(plan.boundary, plan.with_confidence)
 
 
 def sample_one(task: Task, plan: CollectPlan, engines: LocalEngines, desk: JobDesk) -> Sampled:

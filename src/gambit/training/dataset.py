@@ -91,10 +91,6 @@ class Dataset:
     labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
 
-    @property
-    def num_features(self) -> int:
-        return int(self.states.shape[-1])
-
     def of_part(self, division: Division, part: Part) -> Ints:
         """Returns the traces of the problems that belong to a part."""
         is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)

@@ -189,7 +189,8 @@ def base_of(info: LoraInfo, model: str | None) -> str:
     except UserError as error:
         hint = "" if model else f"; the verifier was trained on {info.base_model}: name its folder with --model"
         raise UserError(f"{error}{hint}") from error
-    found = MadeFor(models.name_of(source), models.hidden_size_on_disk(source), None, models.weight_hash(source))
+    size = models.number_on_disk(source, "hidden_size")
+    found = MadeFor(models.name_of(source), size, weights=models.weight_hash(source))
     warning = check_fit(info.made_for(), found, f"name {info.base_model} with --model")
     if warning is not None:
         warnings.warn(warning, GambitWarning, stacklevel=2)
@@ -227,7 +228,7 @@ def quiet_transformers() -> Iterator[None]:
 def info_for(model: str, **values: object) -> LoraInfo:
     """Returns the description of a new verifier on a model."""
     source = models.locate(model)
-    size = models.hidden_size_on_disk(source)
+    size = models.number_on_disk(source, "hidden_size")
     if size is None:
         raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
     known = {"base_model": models.name_of(model), "base_model_hash": models.weight_hash(source), "hidden_size": size}
