@@ -290,10 +290,7 @@ def stamp_of(engine: BenchEngine, identity: Mapping[str, str]) -> dict[str, Json
 def measured(
     engine: BenchEngine, desk: JobDesk, *, search: SearchJob, row: Row, warmup: SearchConfig
 ) -> tuple[FinishedSearch, Row | None]:
-    """Searches a problem and measures it in the engine's process, which leaves little to the driver.
-
-    The row is None if the search was interrupted.
-    """
+    """Searches and measures a problem in the engine's process; the row is None if the search was interrupted."""
     engine.warm_up(search.problem, warmup)
     events: list[ev.Event] = []
     row = dataclasses.replace(row, began=time.time())

@@ -368,10 +368,7 @@ class BenchSummary:
 def summarise(
     rows: Sequence[Row], variants: Sequence[BenchVariant], names: Sequence[str], seeds: Sequence[int], num_expected: int
 ) -> BenchSummary:
-    """Compares like with like: only problems that every variant has searched with every seed count.
-
-    `names` are those of the benchmarks.
-    """
+    """Compares only problems that every variant has searched with every seed; `names` are those of the benchmarks."""
     labels = [variant.label for variant in variants]
     baseline = "sc" if "sc" in labels else labels[0]
     tables = {name: ProblemTable([row for row in rows if row.benchmark == name], labels) for name in names}

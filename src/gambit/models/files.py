@@ -184,10 +184,7 @@ def number_on_disk(model: str, name: str) -> int | None:
 
 
 def weight_hash(model: str, adapter: str | None = None) -> str | None:
-    """Returns a hash of a model's weights, and of an adapter's after a "+"; None for weights that are not here.
-
-    Only safetensors on this disk have one.
-    """
+    """Returns a hash of a model's safetensors on this disk, and of an adapter's after a "+"; None without them."""
     files = weight_files(model)
     return files_hash(files) + (f"+{adapter_hash(adapter)}" if adapter else "") if files else None
 

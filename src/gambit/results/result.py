@@ -112,10 +112,7 @@ class VerifierCost:
 
 
 def pool_of(settings: Mapping[str, ev.Json], split: ev.IslandsSplit | None) -> PoolSettings | None:
-    """Returns the pool of a log's header, after its last split.
-
-    None for methods without tournaments, and for logs that do not say why.
-    """
+    """Returns the pool of a log's header after its last split; None without tournaments, or without a reason."""
     fields = dataclasses.fields(PoolSettings)
     found: dict[str, Any] = {field.name: settings[field.name] for field in fields if field.name in settings}
     if not found.get("why") or any(field.name not in found for field in fields[:4]):

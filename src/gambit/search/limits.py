@@ -257,10 +257,7 @@ class Forcer:
         return found
 
     def decide(self, at: int, progress: Mapping[int, Progress], limit_of: Callable[[int], int]) -> list[Decision]:
-        """Returns the answers that are due now; where the search closes, all others end.
-
-        `limit_of`: the most tokens of a live trace.
-        """
+        """Returns the answers that are due now; where the search closes, all others end. `limit_of`: by live trace."""
         assert self._forcing is not None
         if self._limits.closing is not None:
             live = sorted(trace.id for state in LIVE for trace in self._tree.in_state(state))

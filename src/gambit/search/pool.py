@@ -118,10 +118,7 @@ class TracePool:
     # -- what the engine did -----------------------------------------------------------------------------------
 
     def apply(self, step: SearchStep, scored: Sequence[ThoughtScore], at: int) -> None:
-        """Records an engine step in its order: blocks are lost, blocks are found, thoughts end, traces end.
-
-        `scored` are the thoughts whose scores count with it.
-        """
+        """Records an engine step in its order; `scored` are the thoughts whose scores count with it."""
         for lost in step.evicted:
             self._lose(lost, at)
         for won in step.admitted:

@@ -322,10 +322,7 @@ class BlendNetwork(nn.Module):
 
 
 def build_network(architecture: str, features: int, scaling: Scaling | None, recipe: FitRecipe) -> nn.Module:
-    """Makes a network.
-
-    A sequence scorer has the recipe's sizes. It normalises each state itself, so it takes no scaling.
-    """
+    """Makes a network. A sequence scorer normalises each state itself, so it takes no scaling."""
     if architecture == "mlp":
         return MlpNetwork(scaling or Scaling.none(features))
     if architecture == BLEND:

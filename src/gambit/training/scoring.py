@@ -247,10 +247,7 @@ def mean_auc(per_fraction: Sequence[Pairs]) -> Floats:
 
 
 def clearly_better(aucs: Floats, others: Floats) -> bool:
-    """Returns whether AUCs of the same problems are higher by more than the standard error of the difference.
-
-    Less is often luck.
-    """
+    """Returns whether AUCs of the same problems are higher by more than the standard error: less is often luck."""
     gains = aucs - others
     gains = gains[np.isfinite(gains)]
     error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0

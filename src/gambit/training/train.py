@@ -387,10 +387,7 @@ class Trained:
                 "trust": None if trust is None else trust.to_json()}  # fmt: skip
 
     def trust_in(self, fitted: Fitted) -> ScorerTrust | None:
-        """Returns how far a search may trust a fit, by the problems kept for testing; None without any.
-
-        Those that it was chosen by would flatter it.
-        """
+        """Returns how far a search may trust a fit, by the problems kept for testing alone; None without any."""
         data = fitted.data
         traces = data.of_part(self.division, Part.TEST)
         if not len(traces):

@@ -69,10 +69,7 @@ def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Dataset
 
 
 def drawn_problems(train: Ints, data: Dataset, recipe: VerifierRecipe) -> Ints:
-    """Returns traces of as many problems as the recipe has.
-
-    Fewer problems are a subset of more, so that a learning curve is of one drawing.
-    """
+    """Returns traces of as many problems as the recipe has; fewer are a subset of more, as a learning curve needs."""
     problem_of = data.traces.problem_of[train]
     problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
@@ -226,10 +223,7 @@ class _TrainingRun:
         return fitted
 
     def _is_time_to_look(self, progress: float) -> bool:
-        """Returns whether a look is due.
-
-        Where time is limited, a look must be worth it: reading takes about a third of training's time.
-        """
+        """Returns whether a look is due and, in a limited time, worth it: it takes a third of training's time."""
         num_looks = len(self._looks) - self._is_continued
         if num_looks == len(LOOKS) or progress < LOOKS[num_looks]:
             return False
