@@ -120,7 +120,6 @@ class SearchProgress:
         self._changed_at: dict[int, float] = {}  # when a trace was branched or pruned
 
     def apply(self, event: ev.Event) -> None:
-        """Takes the next event."""
         self._count_tokens(event)
         self.record.apply(event)
         if isinstance(event, ev.Finished | ev.Discarded):
@@ -320,7 +319,6 @@ class BenchScreen(LiveScreen):
         self._began = time.monotonic()
 
     def on_row(self, row: Row) -> None:
-        """Takes the row of a search that has ended."""
         self._count(row)
         self._num_done += 1
 

@@ -146,7 +146,6 @@ class RunningPart:
     # -- callbacks of the search -------------------------------------------------------------------------------
 
     def on_event(self, event: ev.Event) -> None:
-        """Takes an event of the search."""
         self._events.append(event)
         self._is_news |= isinstance(event, ev.Finished)
         if isinstance(event, ev.Stopped):

@@ -184,7 +184,6 @@ class CollectSummary:
     was_stopped: bool = False
 
     def add(self, record: ProblemRecord) -> None:
-        """Counts a problem that was written."""
         self.num_problems += 1
         self.num_traces += len(record.traces)
         self.num_correct += sum(trace.is_correct for trace in record.traces)

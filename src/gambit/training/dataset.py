@@ -45,7 +45,6 @@ class Division:
             raise UserError(f"validation {self.validation} and test {self.test} leave no problem to train on")
 
     def part_of(self, problem_id: str) -> Part:
-        """Returns the part of a problem."""
         digest = hashlib.sha256(f"{self.seed} {problem_id}".encode()).digest()
         ticket = int.from_bytes(digest[:8], "big") / 2**64
         if ticket < self.test:
@@ -124,7 +123,6 @@ class Dataset:
         }
 
     def all_traces(self) -> Ints:
-        """Returns the numbers of all traces."""
         return np.arange(len(self.traces.num_thoughts))
 
 

@@ -126,7 +126,6 @@ class CollectionWriter:
         self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
 
     def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes a shard."""
         from safetensors.torch import save
 
         # Named by its number: what an interrupted run wrote under that name was never in the index.
