@@ -34,10 +34,7 @@ class Markup(str):
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """Returns an element; text in it is escaped, and attributes that are None are left out.
-
-    In names of attributes `_` stands for `-`, at the end for nothing.
-    """
+    """Returns an element, its text escaped; `_` in names of attributes is `-`, at the end nothing; None is left out."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     written = "".join(f' {key}="{escape(str(value))}"' for key, value in given.items())
     return Markup(f"<{name}{written}>{joined(children)}</{name}>")

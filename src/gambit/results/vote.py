@@ -238,10 +238,7 @@ def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probabili
 def is_settled(
     consensus: Consensus, kind: VoteKind, ballots: Sequence[Ballot], vote: VoteResult, most_to_come: int, unseen: float
 ) -> bool:
-    """Returns whether to stop now, when at most `most_to_come` more traces will vote.
-
-    `unseen` is the weight of an answer that no trace has given yet.
-    """
+    """Returns whether to stop with at most `most_to_come` more votes; `unseen`: the weight of an answer not given."""
     weights = [entry.weight for entry in vote.entries]
     if not weights:
         return False

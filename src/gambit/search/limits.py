@@ -18,7 +18,7 @@ from gambit.results.vote import is_settled
 from gambit.search.pool import can_force
 from gambit.search.scores import Scores
 from gambit.tree import LIVE, TraceState, TraceTree
-from gambit.types import Forcing, Progress, StopReason
+from gambit.types import Forcing, Progress, StopReason, TokensOf
 
 CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
 # If weights are chances, an answer that no trace has given yet counts half of a trace that is certainly right: four
@@ -190,7 +190,6 @@ LOOP_INTERVAL = 64  # steps between two searches for loops
 LOOP_WINDOW = 1024  # tokens at the end of a trace that are looked at
 LOOP_REPEATS = 4  # of a passage in a row, at least
 LOOP_TOKENS = 200  # of all repeats together, at least: shorter ones are tables, rulers and long numbers
-TokensOf = Callable[[int, int], Sequence[int]]  # those of a live trace from a position on
 MORE_SECONDS = 1.5  # factor: a step may take longer than those so far, since given tokens have to be read
 
 

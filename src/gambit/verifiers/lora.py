@@ -110,12 +110,6 @@ class LoraVerifier:
         merged: PreTrainedModel = found.network.merge_and_unload()  # type: ignore[operator]
         return cls(merged.eval(), found.head, info)
 
-    def with_info(self, **changes: object) -> LoraVerifier:
-        """Returns the same verifier with a changed description."""
-        found = LoraVerifier(self.network, self.head, self.info.model_copy(update=changes))
-        found.input_scale = self.input_scale
-        return found
-
     # -- weights -----------------------------------------------------------------------------------------------
 
     def adapter(self) -> dict[str, Tensor]:

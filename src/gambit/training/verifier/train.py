@@ -332,12 +332,12 @@ class _TrainingRun:
             "held_out_problems": int(np.isfinite(quarters[chosen][0]).sum()),
             "by_aggregation": {str(each): auc for each, auc in reached.items()},
         }
-        verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibrated_on(read, self._held_out, chosen), training=training,
-            metrics=metrics, trust=self._trust(quarters[chosen], chosen),
-        )  # fmt: skip
-        verifier.network.eval()
-        return verifier
+        self._verifier.info = self._verifier.info.model_copy(update={
+            "aggregation": chosen, "calibration": calibrated_on(read, self._held_out, chosen), "training": training,
+            "metrics": metrics, "trust": self._trust(quarters[chosen], chosen),
+        })  # fmt: skip
+        self._verifier.network.eval()
+        return self._verifier
 
     def _start(self) -> dict[str, object] | None:
         """Returns the origin of the verifier that this one continues; None for a fresh one."""
