@@ -142,4 +142,6 @@ def _fitted_to_miscalculations(plan: ScorerPlan, data: Dataset, traces: Ints, de
     per_trace = ("problem_of", "starts", "num_thoughts", "num_tokens", "is_correct")
     kept = replace(known, **{name: getattr(known, name)[traces] for name in per_trace})
     recipe = replace(recipe_for("pairwise", "mlp"), **plan.changes)
-    return fit(replace(data, traces=kept, tokens=()), _division(), recipe, info_for(data, "mlp"), device)
+    return fit(
+        replace(data, traces=kept, tokens=()), _division(), recipe, info_for(data, "mlp"), device, lambda _: None
+    )

@@ -17,16 +17,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = [
-    "GambitError",
-    "Problem",
-    "SearchConfig",
-    "SearchResult",
-    "Solver",
-    "UserError",
-    "__version__",
-    "replay",
-]
+__all__ = ["GambitError", "Problem", "SearchConfig", "SearchResult", "Solver", "UserError", "__version__", "replay"]
 
 _HOME = {
     "GambitError": "gambit.errors",

@@ -44,7 +44,6 @@ class AsyncSolver:
 
     @property
     def solver(self) -> Solver:
-        """The solver that it drives."""
         if self._solver is None:
             raise UserError("this solver has not loaded its model yet: `await solver.start()`, or use `async with`")
         return self._solver

@@ -31,17 +31,12 @@ class StorageError(GambitError):
 
 def install_line(extra: str) -> str:
     """Returns the command that installs an extra: from a clone, unless Gambit itself came from a package index."""
-    if is_from_index():
-        return f"pip install 'gambit-search[{extra}]'"
-    return f"pip install '.[{extra}]' in a clone of Gambit"
-
-
-def is_from_index() -> bool:
-    """Returns whether a package index is where Gambit came from: installers note every other origin."""
     try:
-        return distribution("gambit-search").read_text("direct_url.json") is None
+        is_from_index = distribution("gambit-search").read_text("direct_url.json") is None  # else it names the origin
     except PackageNotFoundError:  # a source tree on the path
-        return False
+        is_from_index = False
+    source = f"'gambit-search[{extra}]'" if is_from_index else f"'.[{extra}]' in a clone of Gambit"
+    return f"pip install {source}"
 
 
 def first_line(error: BaseException) -> str:

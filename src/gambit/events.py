@@ -257,26 +257,9 @@ class Voted:
 
 
 Event: TypeAlias = (
-    RunStarted
-    | Created
-    | Branched
-    | Forced
-    | Admitted
-    | Queued
-    | Scored
-    | Verified
-    | Pruned
-    | Evicted
-    | Finished
-    | IslandsSplit
-    | Discarded
-    | Cancelled
-    | Sample
-    | Waited
-    | VerifierTotals
-    | Stopped
-    | Voted
-)
+    RunStarted | Created | Branched | Forced | Admitted | Queued | Scored | Verified | Pruned | Evicted | Finished
+    | IslandsSplit | Discarded | Cancelled | Sample | Waited | VerifierTotals | Stopped | Voted
+)  # fmt: skip
 
 # Thoughts end in nearly every step of a large pool, so that writing one is on the critical path.
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in get_args(Event)}

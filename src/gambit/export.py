@@ -55,7 +55,7 @@ class SearchTraces:
         self._cuts: defaultdict[int, set[int]] = defaultdict(set)
         self.record: SearchRecord = fold(ev.read_log(log), log, self._note)
 
-    def _note(self, event: ev.Event) -> None:
+    def _note(self, _: SearchRecord, event: ev.Event) -> None:
         if isinstance(event, ev.Scored | ev.Verified):
             for trace, length in zip(event.traces, event.num_tokens, strict=True):
                 self._cuts[trace].add(length)
@@ -64,16 +64,11 @@ class SearchTraces:
         """Returns the traces with an answer, best score first."""
         tree = self.record.tree
         found = [
-            Complete(
-                trace,
-                is_right(trace.answer),
-                tree.score_of(trace) or 0.0,
-                tuple(self._segments(trace)),
-                tree.tokens_of(trace.id),
-            )
+            Complete(trace, is_right(trace.answer), tree.score_of(trace) or 0.0, tuple(self._segments(trace)),
+                     tree.tokens_of(trace.id))
             for trace in tree.in_state(TraceState.FINISHED)
             if trace.answer is not None
-        ]
+        ]  # fmt: skip
         return sorted(found, key=lambda each: (-each.score, each.trace.id))
 
     def _segments(self, trace: Trace) -> Iterator[Stretch]:
@@ -236,9 +231,6 @@ SAMPLES: Mapping[Purpose, Callable[[Solved], Iterator[Sample]]] = {
 }
 
 
-# -- runs ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A log, and the row and the weights of the bench run that it belongs to, if any."""
@@ -309,9 +301,6 @@ class Exporter:
 def weights_of(model: str | None) -> str:
     """Returns the hash of a model's files as they are here now, "unknown" if they are not here."""
     return (None if model is None else models.identity_hash(models.locate(model))) or UNKNOWN
-
-
-# -- files of rows ---------------------------------------------------------------------------------------------
 
 
 DATA_FILE = "train.jsonl"

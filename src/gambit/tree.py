@@ -207,17 +207,9 @@ class TraceTree:
 
     def _add_child(self, event: ev.Branched | ev.Forced, parent: Trace, temperature: float | None) -> Trace:
         child = Trace(
-            event.trace,
-            parent.id,
-            parent.root,
-            parent.depth + 1,
-            event.step,
-            event.inherited,
-            temperature,
-            parent.island,
-            score=parent.score,
-            boundary_tokens=parent.boundary_tokens,
-        )
+            event.trace, parent.id, parent.root, parent.depth + 1, event.step, event.inherited, temperature,
+            parent.island, score=parent.score, boundary_tokens=parent.boundary_tokens,
+        )  # fmt: skip
         assert child.boundary_tokens <= child.inherited, f"child {child.id} inherits a score of tokens it lacks"
         self._add(child)
         return child

@@ -10,6 +10,8 @@ from typing import NamedTuple, NotRequired, TypedDict
 
 from gambit.errors import UserError
 
+TokensOf = Callable[[int, int], Sequence[int]]  # those of a live trace from a position on
+
 
 class TraceKey(NamedTuple):
     """A trace's address on an engine that serves several searches."""

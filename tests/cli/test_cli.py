@@ -21,7 +21,7 @@ from gambit.cli import doctor
 from gambit.cli import main as start_command
 from gambit.cli.app import app
 from gambit.cli.progress import SearchScreen
-from gambit.cli.results import report
+from gambit.cli.results import Shown, Style, report
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
 from gambit.results.record import fold, replay
 from gambit.results.result import SearchResult
@@ -560,7 +560,7 @@ def test_the_report_folds_at_60_columns(solve) -> None:
     solve("a=1", "--out", "here")
     result = replay(Path("here/events.jsonl"), lambda a, b: False)
     console = Console(file=StringIO(), width=60)
-    console.print(report(result))
+    console.print(report(Shown(result), Style()))
     output = console.file
     assert isinstance(output, StringIO)
     assert max(map(len, output.getvalue().splitlines())) <= 60

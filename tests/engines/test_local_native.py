@@ -231,11 +231,10 @@ def test_a_link_in_its_place_is_not_followed(fresh, tmp_path):
 
 
 @needs_compiler
-def test_no_home_directory_is_needed(fresh, monkeypatch, tmp_path):
+def test_without_a_home_directory_torch_decodes(fresh, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert is_built() and list(tmp_path.glob("gambit-*/native/*.so"))
+    assert "set XDG_CACHE_HOME" in str(native.native_library())

@@ -115,7 +115,8 @@ def test_a_recount_uses_the_pools_of_the_first_count():
     tree = tree_of(("a", (0.4,), 1, None), ("b", (0.5,), 1, None), ("c", (0.3,), 1, None))
     for kind, answer in ((VoteKind.SCORE, "a"), (VoteKind.BEST, "b")):
         first = count_votes(ballots_of(tree, kind), kind, lambda a, b: {a, b} == {"a", "c"})
-        assert first.answer == answer and recount_votes(ballots_of(tree, kind), kind, first.pools) == first
+        pools = tuple(entry.forms for entry in first.entries)
+        assert first.answer == answer and recount_votes(ballots_of(tree, kind), kind, pools) == first
 
 
 def test_a_discarded_trace_has_no_vote_also_in_a_replay():

@@ -17,7 +17,7 @@ CERTAIN = Consensus(None, 1)
 
 def settled(consensus, kind, *votes, to_come=0):
     ballots = [Ballot(i, answer, weight, i) for i, (answer, weight) in enumerate(votes)]
-    return is_settled(consensus, kind, ballots, count_votes(ballots, kind, lambda a, b: a == b), to_come)
+    return is_settled(consensus, kind, ballots, count_votes(ballots, kind, lambda a, b: a == b), to_come, unseen=0.0)
 
 
 def test_certain_means_that_all_that_come_could_agree_against_the_leader():

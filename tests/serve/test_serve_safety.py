@@ -5,11 +5,9 @@ import resource
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -397,37 +395,3 @@ def test_the_log_has_a_line_per_request_without_what_was_asked(pawn_solver, capl
     with serving(pawn_solver, SMALL, log_prompts=True) as served:
         served.ask(extra_headers=called("prompted"))
     assert [line["question"] for line in request_lines(caplog, "prompted")] == [EASY]
-
-
-class FakeSpan:
-    def __init__(self, name, context):
-        self.name, self.context, self.attributes, self.is_ended = name, context, {}, False
-
-    def set_attribute(self, name, value):
-        self.attributes[name] = value
-
-    def end(self):
-        self.is_ended = True
-
-
-def test_requests_are_spans_where_opentelemetry_is_installed(served, monkeypatch):
-    spans = []
-
-    def start_span(name, context, kind):
-        spans.append(FakeSpan(name, context))
-        return spans[-1]
-
-    tracer = SimpleNamespace(start_span=start_span)
-    trace = SimpleNamespace(get_tracer=lambda name: tracer, SpanKind=SimpleNamespace(SERVER=1))
-    propagate = SimpleNamespace(extract=lambda headers: headers.get("traceparent"))
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", trace)
-    monkeypatch.setitem(sys.modules, "opentelemetry.propagate", propagate)
-    served.http().get("/v1/models", headers={"traceparent": "00-1-2-01"})
-    served.ask()
-    listed, asked = spans
-    while not asked.is_ended:  # the answer is there before its span has ended
-        served.on_loop(lambda: None)
-    assert (listed.name, listed.context, listed.is_ended) == ("GET /v1/models", "00-1-2-01", True)
-    assert asked.attributes["gambit.generated_tokens"] > 0 and asked.attributes["gambit.key"] == "first"
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    assert served.http().get("/v1/models").status_code == 200 and len(spans) == 2

@@ -17,7 +17,6 @@ from gambit.errors import GambitWarning, StorageError, UserError
 from gambit.storage.files import (
     append_synced,
     drop_torn_line,
-    file_hash,
     files_hash,
     opened_to_append,
     package_version,
@@ -160,13 +159,13 @@ def test_lines_of_a_file_that_is_not_there_are_none(tmp_path: Path) -> None:
 def test_a_large_file_is_sampled_and_a_small_one_hashed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(range(256)) * 40)
-    whole = file_hash(path)
+    whole = files_hash([path])
     assert len(whole) == 64
     monkeypatch.setattr("gambit.storage.files.WHOLE_FILE_BYTES", 100)
-    sampled = file_hash(path)
+    sampled = files_hash([path])
     assert sampled.startswith("sampled:")
     path.write_bytes(bytes(range(256)) * 39 + bytes(256))
-    assert file_hash(path) != sampled
+    assert files_hash([path]) != sampled
     other = tmp_path / "other"
     other.write_bytes(b"x")
     assert files_hash([path, other]) != files_hash([other, path])

@@ -123,7 +123,7 @@ def test_layers_lie_side_by_side(collected):
     folder, _, _ = collected
     both = load_dataset(folder, StatePosition.BEFORE, (-1, 1))
     inner = load_dataset(folder, StatePosition.BEFORE, (1,))
-    assert both.num_features == 64 and torch.equal(both.states[:, 32:], inner.states)
+    assert both.states.shape[-1] == 64 and torch.equal(both.states[:, 32:], inner.states)
     assert read_header(folder).layers == (-1, 1)
 
 

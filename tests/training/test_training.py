@@ -79,6 +79,10 @@ from support.collected import HIDDEN, make_collection
 CPU = torch.device("cpu")
 
 
+def silent(_):
+    """Prints nothing of a fit's progress."""
+
+
 def quick(objective, architecture="mlp", **changes):
     return dataclasses.replace(recipe_for(objective, architecture), max_epochs=6, patience=6, **changes)
 
@@ -265,7 +269,7 @@ def test_the_normalisation_is_folded_into_the_checkpoint(data):
 def test_a_fit_finds_the_direction_that_tells_right_from_wrong(data, architecture, objective):
     # a batch of 128 thoughts is most of this data: the published rate would need more epochs than a test has
     changes = {"rate": 2e-3, "batch_size": 16, "width": 64}
-    fitted = fit(data, Division(), quick(objective, architecture, **changes), info_for(data, architecture), CPU)
+    fitted = fit(data, Division(), quick(objective, architecture, **changes), info_for(data, architecture), CPU, silent)
     assert fitted.held_out_auc > 0.8
     assert fitted.scorer.info.architecture == architecture
     assert fitted.scorer.info.aggregation is (Aggregation.MEAN if architecture == "mlp" else Aggregation.LAST)
@@ -273,17 +277,17 @@ def test_a_fit_finds_the_direction_that_tells_right_from_wrong(data, architectur
 
 def test_a_fit_is_seeded_and_stops_early(data):
     recipe = dataclasses.replace(recipe_for("bce", "mlp"), max_epochs=40, patience=2, rate=0.05)
-    first, second = (fit(data, Division(), recipe, info_for(data, "mlp"), CPU) for _ in range(2))
+    first, second = (fit(data, Division(), recipe, info_for(data, "mlp"), CPU, silent) for _ in range(2))
     assert first.epochs < 40 and first.epochs == first.best_epoch + 2
     assert all(torch.equal(a, b) for a, b in zip(first.scorer.weights, second.scorer.weights, strict=True))
-    other = fit(data, Division(), dataclasses.replace(recipe, seed=1), info_for(data, "mlp"), CPU)
+    other = fit(data, Division(), dataclasses.replace(recipe, seed=1), info_for(data, "mlp"), CPU, silent)
     assert not torch.equal(first.scorer.weights[0], other.scorer.weights[0])
 
 
 def test_too_little_data_is_said_so(tmp_path):
     few = load_dataset(make_collection(tmp_path, num_problems=2), StatePosition.BEFORE)
     with pytest.raises(UserError, match="collect more problems"):
-        fit(few, Division(), quick("bce"), info_for(few, "mlp"), CPU)
+        fit(few, Division(), quick("bce"), info_for(few, "mlp"), CPU, silent)
 
 
 def test_an_unknown_network_is_refused():
@@ -516,7 +520,7 @@ def test_a_folded_blend_scores_as_the_network_it_was(folder, data):
     plan = TrainPlan(folder, "mlp+confidence", "bce+pairwise", "boundary", changes={"max_epochs": 2})
     blended = datasets_of(plan)[0].with_confidences()
     spread = Scaling.of(blended.states)
-    network = build_network("mlp+confidence", blended.num_features, spread, recipe_for("bce", "mlp"))
+    network = build_network("mlp+confidence", blended.states.shape[-1], spread, recipe_for("bce", "mlp"))
     torch.nn.init.constant_(network.rise, 0.02)
     scorer = as_scorer(network, info_for(data, "mlp+confidence"))
     thoughts = ThoughtBatch(data.states.float(), torch.from_numpy(data.traces.confidences))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from gambit.config.options import SearchConfig
@@ -34,7 +35,6 @@ from gambit.training.verifier.kernels import use_fused_layers, use_packing
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, share_of_rate, train_verifier
 from gambit.types import Aggregation, StopReason
-from gambit.verifiers import lora_folder as files
 from gambit.verifiers.families import own_info
 from gambit.verifiers.lora import LoraVerifier, Passage, by_length, export, info_for
 from gambit.verifiers.lora_folder import Platt, read_info
@@ -402,10 +402,14 @@ def test_platt_is_a_probability():
 # -- its folder ------------------------------------------------------------------------------------------------
 
 
-def test_no_file_is_larger_than_its_limit(loaded, trained, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_BYTES", 6_000)
-    paths = trained[0].save(tmp_path / "v")
-    assert len(paths) > 2 and max(path.stat().st_size for path in paths) <= 6_000
+def test_weights_in_several_files_are_read_as_one(loaded, trained, model, tmp_path):
+    whole = trained[0].save(tmp_path / "v")
+    tensors = list(load_file(whole).items())
+    whole.unlink()
+    halves = dict(tensors[::2]), dict(tensors[1::2])
+    paths = [tmp_path / "v" / f"weights-{number:05d}-of-00002.safetensors" for number in (1, 2)]
+    for path, half in zip(paths, halves, strict=True):
+        save_file(half, path)
     again = LoraVerifier.load(tmp_path / "v", CPU, str(model))
     assert np.allclose(again.logits(some_passages())[0], loaded.logits(some_passages())[0], atol=1e-5)
     paths[0].unlink()

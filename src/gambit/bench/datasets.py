@@ -156,16 +156,10 @@ def _plain(where: str, record: Record) -> Item:
 
 
 def _hub(
-    name: str,
-    repository: str,
-    split: str,
-    convert: Convert,
-    answer: AnswerKind,
-    num_items: int,
-    config: str | None = None,
+    name: str, source: str, split: str, convert: Convert, answer: AnswerKind, num_items: int, config: str | None = None
 ) -> Benchmark:
     """Returns a dataset of the Hugging Face hub."""
-    return Benchmark(name, partial(_hub_items, name, repository, split, config, convert, {}), answer, num_items)
+    return Benchmark(name, partial(_hub_items, name, source, split, config, convert, {}), answer, num_items)
 
 
 def _of_hub(name: str, columns: Mapping[str, str]) -> Benchmark:

@@ -23,7 +23,7 @@ from gambit.models import files as models
 from gambit.scorers.choice import scorer_file
 from gambit.storage.files import (
     append_synced,
-    file_hash,
+    files_hash,
     object_in,
     opened_to_append,
     package_version,
@@ -177,9 +177,6 @@ def is_complete(folder: Path, plan: BenchPlan) -> bool:
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
 
 
-# -- the environment -------------------------------------------------------------------------------------------
-
-
 def stamp(info: EngineInfo, identity: Mapping[str, str]) -> dict[str, Json]:
     """Returns the environment of one start: versions, hashes of model and scorer, device, source commit."""
     import torch
@@ -212,7 +209,7 @@ def _scorer_hash(scorer: VerifierName | Path | str, source: str) -> str | None:
     """Returns the hash of a scorer; None if it has no files here."""
     if not isinstance(scorer, VerifierName):
         path = scorer_file(str(scorer), source)
-        return None if path is None else file_hash(path)[-16:]
+        return None if path is None else files_hash([path])[-16:]
     if scorer.is_served:
         return None
     verifier = models.locate(scorer.model)
@@ -246,9 +243,6 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-# -- shards ----------------------------------------------------------------------------------------------------
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:

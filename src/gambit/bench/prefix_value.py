@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
 from gambit import stats as st
@@ -25,7 +24,7 @@ from gambit.bench.tables import Table, number, percent, points
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
-from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, pairs_won, supports_claim
+from gambit.stats import FEWEST_PROBLEMS, Bools, Floats, Interval, pairs_won, supports_claim
 from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, record_in, whole_lines
 from gambit.training.collect import CollectPlan, LocalEngines, collect, sample
 from gambit.training.dataset import Dataset, load_dataset
@@ -33,8 +32,6 @@ from gambit.training.sampling import Grading, Sampled, Task
 from gambit.training.scoring import thought_scores
 from gambit.training.storage import read_index
 from gambit.types import Aggregation, Problem, StatePosition
-
-Bools = npt.NDArray[np.bool_]
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 NUM_SPLITS, NUM_DRAWS = 16, 4  # of the rollouts into halves, used in both directions; of tie-breaks for each

@@ -167,9 +167,6 @@ def read_rows(folder: Path) -> Iterator[Row]:
             raise UserError(f"{path}, line {number}: not a row of this version ({error})") from error
 
 
-# -- measuring -------------------------------------------------------------------------------------------------
-
-
 def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: Judge) -> Row:
     """Adds the figures of a search to its row; one that was refused before it began has no events."""
 

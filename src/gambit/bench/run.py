@@ -170,9 +170,6 @@ def _rotated(variants: Sequence[BenchVariant], turn: int) -> list[BenchVariant]:
     return [*variants[shift:], *variants[:shift]]
 
 
-# -- one search after the other --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class LocalSearches:
     """Searches group by group, so that methods share no batch and the seconds of each can be measured."""
@@ -265,9 +262,6 @@ def log_of(folder: Path, task: BenchTask) -> str | None:
     return path.as_posix() if (folder / path).is_file() else None
 
 
-# -- under Ray: rows are measured beside the engines and written by the driver -----------------------------------
-
-
 class BenchEngine:
     """A solver that warms up before its first measured search."""
 
@@ -296,10 +290,7 @@ def stamp_of(engine: BenchEngine, identity: Mapping[str, str]) -> dict[str, Json
 def measured(
     engine: BenchEngine, desk: JobDesk, *, search: SearchJob, row: Row, warmup: SearchConfig
 ) -> tuple[FinishedSearch, Row | None]:
-    """Searches a problem and measures it in the engine's process, which leaves little to the driver.
-
-    The row is None if the search was interrupted.
-    """
+    """Searches and measures a problem in the engine's process; the row is None if the search was interrupted."""
     engine.warm_up(search.problem, warmup)
     events: list[ev.Event] = []
     row = dataclasses.replace(row, began=time.time())

@@ -366,17 +366,12 @@ class BenchSummary:
 
 
 def summarise(
-    rows: Iterable[Row],
-    variants: Sequence[BenchVariant],
-    benchmarks: Sequence[str],
-    seeds: Sequence[int],
-    num_expected: int,
+    rows: Sequence[Row], variants: Sequence[BenchVariant], names: Sequence[str], seeds: Sequence[int], num_expected: int
 ) -> BenchSummary:
-    """Compares like with like: only problems that every variant has searched with every seed count."""
-    kept = list(rows)
+    """Compares only problems that every variant has searched with every seed; `names` are those of the benchmarks."""
     labels = [variant.label for variant in variants]
     baseline = "sc" if "sc" in labels else labels[0]
-    tables = {name: ProblemTable([row for row in kept if row.benchmark == name], labels) for name in benchmarks}
+    tables = {name: ProblemTable([row for row in rows if row.benchmark == name], labels) for name in names}
     tables = {name: table for name, table in tables.items() if table.problems}
     methods = {(x, name): Method(table, x, name, baseline) for name, table in tables.items() for x in labels}
     return BenchSummary(
@@ -387,9 +382,9 @@ def summarise(
         cells=tuple(map(Cell.of, methods.values())),
         comparisons=tuple(_comparisons(tables, labels, baseline)),
         overall=tuple(_overall([methods[x, name] for name in tables]) for x in labels) if len(tables) > 1 else (),
-        num_rows=len(kept),
+        num_rows=len(rows),
         num_expected=num_expected,
-        num_failed=sum(row.error is not None for row in kept),
+        num_failed=sum(row.error is not None for row in rows),
         left_out={name: table.num_left_out for name, table in tables.items() if table.num_left_out},
         sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, variants)),
         swept=tuple(variant.label for variant in variants if variant.swept),

@@ -241,13 +241,7 @@ def _subsets(summary: BenchSummary) -> Table:
 def _seeds(summary: BenchSummary) -> Table:
     cells = [cell for cell in summary.cells if len(summary.seeds) > 1 and len(cell.by_seed) == len(summary.seeds)]
     rows = [
-        (
-            cell.benchmark,
-            cell.variant,
-            *map(percent, cell.by_seed),
-            percent(cell.accuracy.value),
-            percent(cell.seed_deviation),
-        )
+        (cell.benchmark, cell.variant, *map(percent, (*cell.by_seed, cell.accuracy.value, cell.seed_deviation)))
         for cell in cells
     ]
     columns = ("benchmark", "method", *(f"seed {seed}" for seed in sorted(summary.seeds)), "mean", "standard deviation")

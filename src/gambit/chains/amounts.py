@@ -19,11 +19,8 @@ EXPRESSIONS = {
 }  # fmt: skip
 
 FACTORS: dict[str, tuple[Fraction | int, ...]] = {
-    "twice": (2,),
-    "thrice": (3,),
-    "half": (Fraction(1, 2),),
-    "difference": (1, -1),
-}
+    "twice": (2,), "thrice": (3,), "half": (Fraction(1, 2),), "difference": (1, -1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

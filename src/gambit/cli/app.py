@@ -28,7 +28,6 @@ class LazyCommand:
     about: str
 
     def made(self, name: str) -> Any:
-        """Imports the real command."""
         module, _, attribute = self.target.partition(":")
         found = getattr(importlib.import_module(f"gambit.cli.{module}"), attribute)
         return typer.main.get_command(found) if isinstance(found, typer.Typer) else made_command(found, name)

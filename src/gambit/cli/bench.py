@@ -72,8 +72,7 @@ def bench(options: BenchOptions, **flags: str | bool | None) -> int:
 
 def report(
     folder: Annotated[
-        Path | None,
-        run_argument("FOLDER", "What `gambit bench` wrote (default: the newest in runs/)."),
+        Path | None, run_argument("FOLDER", "What `gambit bench` wrote (default: the newest in runs/).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,

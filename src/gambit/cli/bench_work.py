@@ -109,9 +109,6 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     return code or _warn_of_failures(folder, is_quiet=options.quiet)
 
 
-# -- flags -----------------------------------------------------------------------------------------------------
-
-
 def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> BenchRecipe:
     """Returns the run's recipe: flags over the file, over what the folder of a resumed run has stored."""
     named = {
@@ -142,9 +139,6 @@ def _listed(text: str | None, flag: str) -> list[str] | None:
     if not names:
         raise UserError(f"{flag} {text!r} names nothing: give at least one, or leave {flag} out")
     return names
-
-
-# -- dry run ---------------------------------------------------------------------------------------------------
 
 
 def _show_plan(recipe: BenchRecipe) -> int:
@@ -187,9 +181,6 @@ def _about(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return str(count)
-
-
-# -- the run ---------------------------------------------------------------------------------------------------
 
 
 def _search(

@@ -84,10 +84,7 @@ def _show_all_help(ctx: typer.Context, is_wanted: bool) -> None:
         raise typer.Exit
 
 
-HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_show_all_help),
-]
+HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_show_all_help)]
 
 
 def runs(function: Callable[..., int]) -> Callable[..., None]:

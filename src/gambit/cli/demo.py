@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +67,7 @@ def _run(number: int | None, folder: Path) -> int:
     put(f"{name}, modulo 97: {problem.question}\n")
     results: list[SearchResult] = []
     with open_session(EngineConfig(engine="local"), folder) as session:  # starts in seconds everywhere
-        listener = session.listener(problem.id)
+        listener = partial(session.on_event, problem.id)
         for policy in POLICIES:
             if session.stop():
                 break
@@ -88,6 +89,10 @@ def _run(number: int | None, folder: Path) -> int:
 
 def _side_by_side(results: Sequence[SearchResult], gold: str) -> Table:
     """Returns a column per method: its answer, its votes, its traces and its tokens."""
+
+    def num_right(result: SearchResult) -> str:
+        return f"{sum(entry.traces for entry in result.votes if entry.answer == gold)} of {result.counts.completed}"
+
     table = Table(box=None, pad_edge=False, padding=(0, 3), header_style="bold")
     table.add_column("")
     for result in results:
@@ -95,7 +100,7 @@ def _side_by_side(results: Sequence[SearchResult], gold: str) -> Table:
     for name, cell in (
         ("answer", lambda each: f"{each.answer or 'none'}, {_verdict(each.answer, gold)}"),
         ("votes", _votes),
-        ("right traces", lambda each: f"{_num_right(each, gold)} of {each.counts.completed}"),
+        ("right traces", num_right),
         ("pruned", lambda each: f"{each.counts.pruned:,}"),
         ("branched", lambda each: f"{each.counts.branched:,}"),
         ("tokens", lambda each: f"{each.tokens.generated:,}"),
@@ -108,10 +113,6 @@ def _side_by_side(results: Sequence[SearchResult], gold: str) -> Table:
 def _votes(result: SearchResult) -> str:
     total = sum(entry.weight for entry in result.votes) or 1.0
     return "\n".join(f"{entry.answer:>2} {share_bar(entry.weight / total)}" for entry in result.votes[:MOST_SHOWN])
-
-
-def _num_right(result: SearchResult, gold: str) -> int:
-    return sum(entry.traces for entry in result.votes if entry.answer == gold)
 
 
 def unseen_problem(seed: int | None) -> tuple[Problem, str]:

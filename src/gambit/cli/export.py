@@ -15,8 +15,7 @@ from gambit.export import Exporter, Purpose, push, sources_of, test_sets, write_
 
 def export(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs or bench runs, or logs.", show_default=False),
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or bench runs, or logs.", show_default=False)
     ],
     purpose: Annotated[
         Purpose,

@@ -170,15 +170,9 @@ def _parameter(
         text = f"{text} ({standard})"
     text = f"{text[:1].upper() + text[1:] if re.match('[a-z ]', text[1:2]) else text}."  # but C, K, Δ, r and i/n
     metavar = None if is_switch else _metavar(name, _properties(model)[name])
-    completer = None if is_switch else _completer(name, field.annotation)
+    complete = None if is_switch else _completer(name, field.annotation)
     option = typer.Option(
-        *flags,
-        help=text,
-        metavar=metavar,
-        rich_help_panel=panel,
-        show_default=False,
-        autocompletion=completer,
-        **bounds,
+        *flags, help=text, metavar=metavar, rich_help_panel=panel, show_default=False, autocompletion=complete, **bounds
     )
     annotation = Annotated[kind, option]  # type: ignore[valid-type] # made, not written
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -16,9 +16,7 @@ from gambit.config.trust import RULES
 from gambit.search.choice import GROUP, load_policy, options_model
 
 
-def policies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False,
-) -> int:
+def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False) -> int:
     """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
     for name in registry.names(GROUP):
         if as_json:

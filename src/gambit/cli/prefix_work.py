@@ -82,7 +82,7 @@ def _shares(text: str) -> tuple[float, ...]:
 def _scorers(names: Sequence[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
     """Returns the scorers to compare, by their names in the report."""
     source = models.locate(engine.model)
-    size = models.hidden_size_on_disk(source)
+    size = models.number_on_disk(source, "hidden_size")
     has_own = models.side_file(source, models.SCORER_FILE) is not None
     found: dict[str, Scorer] = {}
     for name in names or (["auto", "confidence"] if has_own else ["confidence"]):

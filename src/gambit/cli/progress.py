@@ -108,9 +108,6 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# -- running searches ------------------------------------------------------------------------------------------
-
-
 class SearchProgress:
     """The progress of a search, from its events alone."""
 
@@ -123,7 +120,6 @@ class SearchProgress:
         self._changed_at: dict[int, float] = {}  # when a trace was branched or pruned
 
     def apply(self, event: ev.Event) -> None:
-        """Takes the next event."""
         self._count_tokens(event)
         self.record.apply(event)
         if isinstance(event, ev.Finished | ev.Discarded):
@@ -250,9 +246,6 @@ class SearchScreen(LiveScreen):
         return f"{first} · {generated:,} tokens · {rate} · {_clock(seconds)}"
 
 
-# -- engines under Ray -----------------------------------------------------------------------------------------
-
-
 class PoolScreen(LiveScreen):
     """The number of problems that are done, and what each engine does."""
 
@@ -302,9 +295,6 @@ def _deaths(count: int) -> str:
     return f", {count} death{'s' if count > 1 else ''}" if count else ""
 
 
-# -- a bench run -----------------------------------------------------------------------------------------------
-
-
 class BenchScreen(LiveScreen):
     """A bar, the time left, and the accuracy of each method so far."""
 
@@ -329,7 +319,6 @@ class BenchScreen(LiveScreen):
         self._began = time.monotonic()
 
     def on_row(self, row: Row) -> None:
-        """Takes the row of a search that has ended."""
         self._count(row)
         self._num_done += 1
 
@@ -370,9 +359,6 @@ def _accuracy(label: str, right: int, rows: int, tokens: int) -> str:
     if rows == 0:
         return f"{label}: –"
     return f"{label}: {right}/{rows} right ({right / rows:.0%}), {tokens / rows:,.0f} tokens each"
-
-
-# -- a bar for everything else ---------------------------------------------------------------------------------
 
 
 class BarWithLines(Progress):

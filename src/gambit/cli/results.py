@@ -62,14 +62,9 @@ class Style:
             title = f"{result.problem_id}\t" if self.has_titles else ""
             typer.echo(f"{title}{'' if result.answer is None else result.answer}")
         else:
-            self._report(shown)
-
-    def _report(self, shown: Shown) -> None:
-        title = shown.result.problem_id if self.has_titles else None
-        style = {"has_trace": self.has_traces, "is_verbose": self.is_verbose}
-        put(report(shown.result, title=title, verdict=shown.verdict, **style))
-        if self.has_titles:
-            put("")
+            put(report(shown, self))
+            if self.has_titles:
+                put("")
 
 
 def code_of(result: SearchResult) -> int:
@@ -85,32 +80,23 @@ def worst(codes: Iterable[int]) -> int:
     return next(code for code in (FAILURE, USER_MISTAKE, NO_ANSWER, OK) if code in found)
 
 
-# -- the report of one search -----------------------------------------------------------------------------------
-
-
-def report(
-    result: SearchResult,
-    *,
-    title: str | None = None,
-    verdict: str | None = None,
-    has_trace: bool = False,
-    is_verbose: bool = False,
-) -> RenderableType:
+def report(shown: Shown, style: Style) -> RenderableType:
     """Returns the answer, its reasoning, the votes, the cost and what speaks against it; verbose, all facts."""
+    result, title = shown.result, shown.result.problem_id if style.has_titles else None
     if result.error is not None:
         return _headline(result, title)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, value in _facts(result, verdict, is_verbose=is_verbose).items():
+    for name, value in _facts(result, shown.verdict, is_verbose=style.is_verbose).items():
         facts.add_row(name, Text(value))
     parts: list[RenderableType] = [_headline(result, title)]
     if result.text:
-        heading = "its best trace" if has_trace else "the end of its best trace (all of it: --trace)"
-        shown = result.text.strip() if has_trace else last_thoughts(result.text)
-        parts += ["", Text(heading, style="dim"), Padding(Text(shown), (0, 0, 0, 2))]
+        heading = "its best trace" if style.has_traces else "the end of its best trace (all of it: --trace)"
+        text = result.text.strip() if style.has_traces else last_thoughts(result.text)
+        parts += ["", Text(heading, style="dim"), Padding(Text(text), (0, 0, 0, 2))]
     if result.votes:
-        parts += ["", _vote_table(result, is_verbose=is_verbose)]
+        parts += ["", _vote_table(result, is_verbose=style.is_verbose)]
     return Group(*parts, "", facts)
 
 

@@ -154,10 +154,6 @@ class SolveSession:
         if self.forecast is not None:
             self.forecast.on_event(problem_id, event)
 
-    def listener(self, problem_id: str) -> Callable[[Event], None]:
-        """Returns the callback for the events of one problem's search."""
-        return partial(self.on_event, problem_id)
-
 
 @contextmanager
 def open_session(
@@ -216,7 +212,7 @@ def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
             on_event=session.on_event, should_stop=stop,
         )  # fmt: skip
     [problem] = job.problems.problems
-    listener = session.listener(problem.id)
+    listener = partial(session.on_event, problem.id)
     return iter([solver.solve(problem, job.search, out_dir=job.folder, should_stop=stop, on_event=listener)])
 
 

@@ -22,14 +22,8 @@ from gambit.view.race import race
 
 
 def view(
-    run: Annotated[
-        Path | None,
-        run_argument("RUN", "A run's folder or log (default: the newest in runs/)."),
-    ] = None,
-    other: Annotated[
-        Path | None,
-        run_argument("OTHER", "With --animate: a run for the same problem."),
-    ] = None,
+    run: Annotated[Path | None, run_argument("RUN", "A run's folder or log (default: the newest in runs/).")] = None,
+    other: Annotated[Path | None, run_argument("OTHER", "With --animate: a run for the same problem.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page (default: tree.html beside the log).")
     ] = None,
@@ -77,8 +71,7 @@ def _animated(log: Path, other: Path | None, out: Path, expected: str | None) ->
 
 def replay(
     run: Annotated[
-        Path | None,
-        run_argument("RUN", "The folder of a run or of several, or a log (default: the newest in runs/)."),
+        Path | None, run_argument("RUN", "The folder of a run or of several, or a log (default: the newest in runs/).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
     is_verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known.")] = False,

@@ -165,19 +165,9 @@ class TrainOptions(CheckedModel):
 
 @command("train")
 @with_options(
-    usual=(
-        "data",
-        "out",
-        "architecture",
-        "objective",
-        "state_position",
-        "layers",
-        "epochs",
-        "seed",
-        "device",
-        "verbose",
-    )
-)
+    usual=("data", "out", "architecture", "objective", "state_position", "layers", "epochs", "seed", "device",
+           "verbose"),
+)  # fmt: skip
 def train(options: TrainOptions) -> int:
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
     from gambit.cli import scorer_work
@@ -250,8 +240,7 @@ def import_(
 @command("show")
 def show(
     scorer: Annotated[
-        str,
-        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors), the folder of a verifier, or a model."),
+        str, typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors), the folder of a verifier, or a model.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     is_verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all that is known.")] = False,

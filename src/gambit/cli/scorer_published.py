@@ -35,7 +35,7 @@ def get(model: str, *, as_json: bool) -> int:
     if is_offline() and not row.is_cached:
         raise UserError(f"{OFFLINE} is set: unset it to fetch the scorer of {row.model}")
     with only_our_warnings():
-        fetch(row, say)
+        fetch(row)
     typer.echo(json.dumps(_facts(row)) if as_json else f"{row.cache_file}")
     if not as_json:
         say(f"for {row.model}: `--scorer auto` uses it from now on ({_judged(row)})")
@@ -77,9 +77,6 @@ def _judged(row: PublishedScorer) -> str:
     if trust is None or not trust.is_judged:
         return "published, not judged by us"
     return f"AUC {trust.halfway:.2f} on {trust.num_problems} problems"
-
-
-# -- judging a model's own scorer ------------------------------------------------------------------------------
 
 
 def collected_for(models_named: Sequence[str], options: EvalOptions) -> tuple[list[str], EvalOptions]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,9 @@ from gambit.models import files as models
 from gambit.scorers.authors import is_torch_file, load_torch_scorer
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.card import facts_of
-from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.checkpoint import CHECKPOINT, load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.choice import scorer_file
-from gambit.storage.problems import (
-    MANY_SUFFIXES,
-    check_not_empty,
-    columns_of,
-    read_problem_file,
-    shard_of,
-)
+from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
 from gambit.text.boundary import check_boundary_rule
 from gambit.training import collect as collecting
@@ -65,7 +59,6 @@ from gambit.types import Aggregation, Problem, StatePosition
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info
 from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer, verifier_folder
 
-CHECKPOINT = ".safetensors"
 VERIFIER = "verifier"
 GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
 USUAL_TASKS = 600  # of sources without an end
@@ -120,7 +113,7 @@ def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPl
     with only_our_warnings(is_quiet=options.quiet), needs_in_cluster(cluster, plan.engine) as needs:
         if options.traces_at_once is None:
             plan = dataclasses.replace(plan, traces_at_once=GPU_TRACES if needs.gpus else CPU_TRACES)
-        solver = solver_maker(collecting.sampling_engine(plan), needs, collecting.thought_scorer(plan))
+        solver = solver_maker(collecting.sampling_engine(plan), needs, plan.meter)
         make = partial(LocalEngines, plan, solver)
         with (
             EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once) as pool,
@@ -365,7 +358,7 @@ def _import_info(options: ImportOptions) -> ScorerInfo:
     source = models.locate(model) if model == models.BUNDLED else model
     return ScorerInfo(
         "mlp", StatePosition(position), Aggregation(options.aggregation), boundary_rule=options.boundary_rule,
-        hidden_size=models.hidden_size_on_disk(source), base_model=models.name_of(model),
+        hidden_size=models.number_on_disk(source, "hidden_size"), base_model=models.name_of(model),
         base_model_hash=models.weight_hash(source),
     )  # fmt: skip
 
@@ -437,13 +430,13 @@ def show_training(out: Path, trained: training.Trained, as_json: bool) -> None:
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
-def show_verifier(out: Path, trained: LoraInfo, files: Iterable[Path], as_json: bool) -> None:
+def show_verifier(out: Path, trained: LoraInfo, file: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(trained.model_dump_json())
         return
-    sizes, metrics, training = [path.stat().st_size for path in files], trained.metrics, trained.training
+    size, metrics, training = file.stat().st_size, trained.metrics, trained.training
     quarters = " / ".join(f"{auc:.3f}" for auc in metrics["auc"].values())
-    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {training['seconds']:.0f} s at "
+    put(f"{out}: verifier, {size / 1e6:.1f} MB; {training['seconds']:.0f} s at "
         f"{training['tokens_per_second']:,.0f} tokens/s; held-out AUC within problems {metrics['held_out_auc']:.4f}, "
         f"at 25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
 

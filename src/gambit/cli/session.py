@@ -122,9 +122,6 @@ def only_our_warnings(
         yield
 
 
-# -- engines under Ray -----------------------------------------------------------------------------------------
-
-
 @contextmanager
 def needs_in_cluster(
     plan: ClusterPlan, engine: EngineConfig, loading: Loading = lambda what: None

@@ -16,9 +16,7 @@ class SolveOptions(CheckedModel):
     """The options of `gambit solve` beside those of the search and the engine."""
 
     file: Path | None = Field(
-        None,
-        description="a .jsonl, .json, .csv or .tsv of problems, or a text file with one",
-        json_schema_extra=FILE,
+        None, description="a .jsonl, .json, .csv or .tsv of problems, or a text file with one", json_schema_extra=FILE
     )
     columns: str | None = Field(None, description="names of the file's columns, as in question=prompt,answer=target")
     config: Path | None = Field(None, description="YAML of options; flags override it", json_schema_extra=FILE)

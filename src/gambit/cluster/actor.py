@@ -67,9 +67,6 @@ class JobDesk:
         return [self._items.popleft() for _ in range(len(self._items))]
 
 
-# -- messages to the driver: lists of items, then one end ------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Value]):
     """The value of a finished job."""

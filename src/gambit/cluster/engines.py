@@ -48,7 +48,6 @@ class RemoteJob:
             self.actor.stop.remote(self.number)
 
     def post(self, word: object) -> None:
-        """Sends it a word."""
         self.actor.post.remote(self.number, word)
 
 

@@ -40,8 +40,7 @@ class ClusterPlan(CheckedModel):
     )
     engines: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="engines under Ray (default: 1)")
     gpus_per_engine: Annotated[float, Field(ge=0, le=64)] | None = Field(
-        None,
-        description="part of a GPU, or GPUs (default: as many as one engine computes on, where there are any)",
+        None, description="part of a GPU, or GPUs (default: as many as one engine computes on, where there are any)"
     )
     cpus_per_engine: Annotated[float, Field(ge=0.01, le=1024)] | None = Field(
         None, description="cores and threads (default: an even part of this machine's, in a cluster 1)"

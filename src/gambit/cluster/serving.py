@@ -168,7 +168,6 @@ class RemoteSearch:
         self.ticket.cancel()
 
     def result(self) -> SearchResult:
-        """Waits for the result."""
         return self._sink.finish(self.ticket.result.result())
 
     def abandon(self) -> None:
@@ -197,7 +196,6 @@ class RemoteSearch:
             self._on_note(item)
 
     def end(self, end: JobEnd) -> None:
-        """Takes its end."""
         if not isinstance(end, Failed) and not isinstance(end.value, Failed):
             self.ticket.result.set_result(end.value)
             return

@@ -142,7 +142,6 @@ class WorkQueue(Generic[Tag]):
             self.running.append(self._next.popleft())
 
     def stop(self) -> None:
-        """Stops what runs."""
         for work in self.running:
             assert work.remote is not None
             work.remote.stop()

@@ -184,14 +184,9 @@ def resolve(
         capacity, notes = _fitting_capacity(config, capacity, room_tokens, usual_warmup, weight)
     num_traces = _first(config.num_traces, capacity)
     pool, rule, doubt = _pool(
-        config,
-        preset,
-        trust,
-        capacity=capacity,
-        most_islands=min(capacity, num_traces),
-        half_trace=half_trace,
+        config, preset, trust, capacity=capacity, most_islands=min(capacity, num_traces), half_trace=half_trace,
         is_probability=is_probability,
-    )
+    )  # fmt: skip
     usual_floor = USUAL_FLOOR if rule is None or rule.has_floor else 0.0
     settings = SearchSettings(
         policy=config.policy_name,

@@ -33,9 +33,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",
         "constant": "gambit.scorers.simple:ConstantScorer",
     },
-    "gambit.models": {
-        "pawn": "gambit.pawn:MODEL",
-    },
+    "gambit.models": {"pawn": "gambit.pawn:MODEL"},
     "gambit.engines": {
         "local": "gambit.engines.local.engine:start_local",
         "vllm": "gambit.engines.vllm.start:start_vllm",

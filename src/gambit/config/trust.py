@@ -142,8 +142,6 @@ def reason_for(trust: ScorerTrust | None) -> str:
     return f"{found} ({RULES[place].from_auc:g}{above})"
 
 
-# -- doubt -----------------------------------------------------------------------------------------------------
-
 # Scores that lie so many times as far apart as when the scorer was judged are doubted. On pawn noise that takes the AUC
 # at half-way from 0.82 to 0.75, 0.65, 0.55 and 0.52 widens them 2.3, 4.3, 6.9 and 7.6 times; the scorer without noise
 # was doubted in 3 of 900 searches (benchmarks/results/islands_noise.json).

@@ -51,14 +51,11 @@ def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
     names = ("temperature", "top_p", "top_k", "min_p")
     temperature, top_p, top_k, min_p = (torch.from_numpy(rows[name].copy()).to(device) for name in names)
     return Filters(
-        temperature,
-        top_p,
-        top_k,
-        min_p,
+        temperature, top_p, top_k, min_p,
         has_greedy=bool((rows["temperature"] == 0).any()),
         has_filters=bool(((rows["top_p"] < 1) | (rows["top_k"] > 0) | (rows["min_p"] > 0)).any()),
         most_top_k=int(rows["top_k"].max()) if len(rows) and (rows["top_k"] > 0).all() else None,
-    )
+    )  # fmt: skip
 
 
 def sample(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -> torch.Tensor:

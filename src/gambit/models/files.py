@@ -172,13 +172,8 @@ def name_of(model: str) -> str:
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
-def hidden_size_on_disk(model: str) -> int | None:
-    """Reads the hidden size from a model's config, without loading it; None where it is not on this disk."""
-    return number_on_disk(model, "hidden_size")
-
-
 def number_on_disk(model: str, name: str) -> int | None:
-    """Returns a number in a model's config; None if it has none, or is not on this disk."""
+    """Reads a number from a model's config, without loading it; None if it has none, or is not on this disk."""
     path = _on_disk(model, "config.json")
     if path is None:
         return None
@@ -189,10 +184,7 @@ def number_on_disk(model: str, name: str) -> int | None:
 
 
 def weight_hash(model: str, adapter: str | None = None) -> str | None:
-    """Returns a hash of a model's weights, and of an adapter's after a "+"; None for weights that are not here.
-
-    Only safetensors on this disk have one.
-    """
+    """Returns a hash of a model's safetensors on this disk, and of an adapter's after a "+"; None without them."""
     files = weight_files(model)
     return files_hash(files) + (f"+{adapter_hash(adapter)}" if adapter else "") if files else None
 

@@ -58,14 +58,9 @@ class AuthorsGambit:
     def from_settings(cls, settings: SearchSettings) -> AuthorsGambit:
         pool = settings.pool
         return cls(
-            settings.capacity,
-            pool.swap_size,
-            pool.check_interval,
-            pool.warmup_tokens,
-            settings.hard_floor,
-            settings.options_of(AuthorsOptions).parents,
-            settings.sampling.seed,
-        )
+            settings.capacity, pool.swap_size, pool.check_interval, pool.warmup_tokens, settings.hard_floor,
+            settings.options_of(AuthorsOptions).parents, settings.sampling.seed,
+        )  # fmt: skip
 
     def initial_state(self) -> Rounds:
         return Rounds()

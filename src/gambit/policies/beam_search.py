@@ -64,7 +64,6 @@ class BeamSearch:
         return None, self.check(view)
 
     def check(self, view: PoolView) -> list[Decision]:
-        """Returns the decisions of one check."""
         return self.narrowed(view.traces, keep=self.capacity // self.beam_width, places=self.capacity)
 
     def narrowed(self, traces: Sequence[TraceView], keep: int, places: int) -> list[Decision]:

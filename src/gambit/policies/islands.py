@@ -60,18 +60,11 @@ class Gambit:
         pool, own = settings.pool, settings.options_of(GambitOptions)
         action = PressureAction.PRUNE if own.views is Views.COUPLED else PressureAction.GHOST
         tournament = Tournament(
-            settings.capacity,
-            pool.swap_size,
-            pool.check_interval,
-            pool.warmup_tokens,
-            margin=pool.swap_margin,
-            in_log_odds=settings.is_probability,
-            hard_floor=settings.hard_floor,
-            ghost_parents=settings.ghost_parents,
-            branch_point=settings.branch_point,
-            on_pressure=OnPressure(action),
+            settings.capacity, pool.swap_size, pool.check_interval, pool.warmup_tokens, margin=pool.swap_margin,
+            in_log_odds=settings.is_probability, hard_floor=settings.hard_floor, ghost_parents=settings.ghost_parents,
+            branch_point=settings.branch_point, on_pressure=OnPressure(action),
             lot=settings.sampling.seed if own.parents is ParentChoice.RANDOM else None,
-        )
+        )  # fmt: skip
         policy = cls(Islands.of(settings), tournament).with_pool(pool)
         return policy if settings.doubt is None else Doubting(policy, settings.doubt)
 

@@ -33,7 +33,7 @@ from gambit.policies.base import (
 )
 from gambit.results.vote import VoteKind
 from gambit.tree import LIVE
-from gambit.types import OnPressure, PressureAction, ThoughtScore
+from gambit.types import OnPressure, PressureAction, ThoughtScore, TokensOf
 
 STATES = "states"
 SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2
@@ -281,13 +281,7 @@ class _Open:
 class ThoughtReader:
     """Follows the traces of one search; `collect` returns each thought once."""
 
-    def __init__(
-        self,
-        need: ThoughtNeed,
-        tokens_of: Callable[[int, int], Sequence[int]],
-        decode: Decode | None,
-        embed: Embed | None,
-    ) -> None:
+    def __init__(self, need: ThoughtNeed, tokens_of: TokensOf, decode: Decode | None, embed: Embed | None) -> None:
         assert need.embedder is None or embed is not None, "a text embedder was declared, none is there"
         self._need = need
         self._tokens_of = tokens_of

@@ -47,13 +47,7 @@ def dot_plot(
     axis = _Axis([end for dot in dots for end in (dot.low, dot.high)] + [0.0] * is_difference)
     values = [f"{dot.value:{'+' if is_difference else ''},.{digits}f}{unit}" for dot in dots]
     rows = [
-        _row(
-            dot,
-            (axis.across(dot.low), axis.across(dot.value), axis.across(dot.high)),
-            TOP + ROW * (number + 0.5),
-            words,
-            is_difference,
-        )
+        _row(dot, axis, TOP + ROW * (number + 0.5), words, is_difference)
         for number, (dot, words) in enumerate(zip(dots, values, strict=True))
     ]
     said = "; ".join(f"{dot.label} {words}" for dot, words in zip(dots, values, strict=True))
@@ -122,8 +116,8 @@ def _plot(said: str, title: str, axis: _Axis, rows: Sequence[Markup], *, has_zer
     )  # fmt: skip
 
 
-def _row(dot: Dot, ends: tuple[float, float, float], y: float, words: str, is_difference: bool) -> Markup:
-    low, middle, high = ends
+def _row(dot: Dot, axis: _Axis, y: float, words: str, is_difference: bool) -> Markup:
+    low, middle, high = axis.across(dot.low), axis.across(dot.value), axis.across(dot.high)
     is_open = is_difference and dot.low <= 0 <= dot.high
     kind = " ".join(name for name, is_it in (("ours", dot.is_ours), ("open", is_open)) if is_it)
     return tag(

@@ -34,22 +34,15 @@ class Markup(str):
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """Returns an element; text in it is escaped. In names of attributes `_` stands for `-`, at the end for nothing."""
-    return Markup(f"<{name}{attributes_html(**attributes)}>{joined(children)}</{name}>")
+    """Returns an element, its text escaped; `_` in names of attributes is `-`, at the end nothing; None is left out."""
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    written = "".join(f' {key}="{escape(str(value))}"' for key, value in given.items())
+    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
 
 
 def joined(children: Iterable[str], between: str = "") -> Markup:
     """Returns the children one after the other, text escaped."""
     return Markup(between.join(child if isinstance(child, Markup) else escape(child) for child in children))
-
-
-def attributes_html(**attributes: object) -> str:
-    """Returns ` name="value"` for each attribute that is not None."""
-    return "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> Markup:

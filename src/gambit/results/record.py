@@ -193,9 +193,11 @@ IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError
 
 
 def fold(
-    events: Iterable[ev.Event], log: object = "the log", on_event: Callable[[ev.Event], None] = lambda event: None
+    events: Iterable[ev.Event],
+    log: object = "the log",
+    on_event: Callable[[SearchRecord, ev.Event], None] = lambda record, event: None,
 ) -> SearchRecord:
-    """Returns the record of a whole log; reports each event to `on_event` once it is known to be possible.
+    """Returns the record of a whole log; reports the record after each event, which is then known to be possible.
 
     Raises UserError with the line of an event that cannot follow those before it.
     """
@@ -205,7 +207,7 @@ def fold(
             raise UserError(f"{log} does not begin with RunStarted: it is no log of a Gambit run")
         try:
             record = extended(record, event)
-            on_event(event)
+            on_event(record, event)
         except IMPOSSIBLE as error:
             raise UserError(
                 f"line {number} of {log} cannot follow the lines before it ({error}): it, or one of them, was changed"
@@ -301,7 +303,14 @@ def authors_tree(path: Path) -> dict[str, Json]:
     `score_history` has a trace's score after each thought of its own. Texts are left out, as are finish reasons, which
     theirs always leaves empty, and what their threshold mode keeps.
     """
-    record, histories = _folded(path)
+    histories = defaultdict[int, list[Json]](list)  # the scores that each trace has had
+
+    def note(record: SearchRecord, event: ev.Event) -> None:
+        if isinstance(event, ev.Scored | ev.Verified):
+            for trace in event.traces:
+                histories[trace].append(record.tree.score_of(record.tree.traces[trace]))
+
+    record = fold(ev.read_log(path), path, note)
     tree = record.tree
     children: dict[int, list[Json]] = defaultdict(list)
     for trace in tree.traces:
@@ -324,20 +333,6 @@ def authors_tree(path: Path) -> dict[str, Json]:
         "current_step": record.sample.step if record.sample is not None else 0,
     }
     return {"stats": stats, "nodes": nodes, "roots": roots, "completed_traces": []}
-
-
-def _folded(path: Path) -> tuple[SearchRecord, dict[int, list[Json]]]:
-    """Returns the record of a search, and of each trace the scores that it has had."""
-    events = list(ev.read_log(path))
-    fold(events, path)  # which names the line that cannot be
-    record, histories = None, defaultdict[int, list[Json]](list)
-    for event in events:
-        record = extended(record, event)
-        if isinstance(event, ev.Scored | ev.Verified):
-            for trace in event.traces:
-                histories[trace].append(record.tree.score_of(record.tree.traces[trace]))
-    assert record is not None, "an empty log cannot be folded"
-    return record, histories
 
 
 def _node(trace: Trace, score: float | None, history: list[Json], children: list[Json]) -> dict[str, Json]:

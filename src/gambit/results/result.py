@@ -112,10 +112,7 @@ class VerifierCost:
 
 
 def pool_of(settings: Mapping[str, ev.Json], split: ev.IslandsSplit | None) -> PoolSettings | None:
-    """Returns the pool of a log's header, after its last split.
-
-    None for methods without tournaments, and for logs that do not say why.
-    """
+    """Returns the pool of a log's header after its last split; None without tournaments, or without a reason."""
     fields = dataclasses.fields(PoolSettings)
     found: dict[str, Any] = {field.name: settings[field.name] for field in fields if field.name in settings}
     if not found.get("why") or any(field.name not in found for field in fields[:4]):
@@ -202,7 +199,6 @@ class SearchSharing:
     factor: float = 1.0  # total / unique, the most that reading once can save; 1: nothing is shared
 
 
-NOTHING_READ = SearchSharing()
 LEAST_ISLAND = 8  # votes of an island, on average, from which on it is the scorer that made it agree with itself
 
 
@@ -222,7 +218,7 @@ class SearchResult:
     seconds: Seconds
     stop_reason: StopReason
     waiting: Waiting = Waiting()
-    sharing: SearchSharing = NOTHING_READ
+    sharing: SearchSharing = SearchSharing()
     verifier: VerifierCost | None = None  # where the search had one
     pool: PoolSettings | None = None  # of a search with tournaments
     out_dir: str | None = None

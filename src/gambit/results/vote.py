@@ -102,11 +102,6 @@ class VoteResult:
     margin: float  # (first - second) / total weight, in [0, 1]
     num_abstained: int
 
-    @property
-    def pools(self) -> Pools:
-        """Returns the answers that were held equal, with which `recount_votes` repeats the vote without a grader."""
-        return tuple(entry.forms for entry in self.entries)
-
 
 NO_VOTE = VoteResult(None, (), 0.0, 0)
 
@@ -139,7 +134,7 @@ def pools_of(answers: Iterable[str], equivalent: Equivalent) -> Pools:
 
 
 def recount_votes(ballots: Sequence[Ballot], kind: VoteKind, pools: Pools) -> VoteResult:
-    """Returns the vote where it is known which answers are equal, as from a log (`VoteResult.pools`)."""
+    """Returns the vote where it is known which answers are equal, as from a log."""
     assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
     answered = [ballot for ballot in ballots if has_answer(ballot)]
     # With all weights 0 the traces are counted instead, or the first answer would win.
@@ -241,17 +236,9 @@ def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probabili
 
 
 def is_settled(
-    consensus: Consensus,
-    kind: VoteKind,
-    ballots: Sequence[Ballot],
-    vote: VoteResult,
-    most_to_come: int,
-    unseen: float = 0.0,
+    consensus: Consensus, kind: VoteKind, ballots: Sequence[Ballot], vote: VoteResult, most_to_come: int, unseen: float
 ) -> bool:
-    """Returns whether to stop now, when at most `most_to_come` more traces will vote.
-
-    `unseen` is the weight of an answer that no trace has given yet.
-    """
+    """Returns whether to stop with at most `most_to_come` more votes; `unseen`: the weight of an answer not given."""
     weights = [entry.weight for entry in vote.entries]
     if not weights:
         return False

@@ -66,9 +66,6 @@ def load_torch_scorer(path: Path, info: ScorerInfo | None = None, content: bytes
     return scorer
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
 class _Unread:
     """Placeholder for pickled numpy scalars, which are ignored."""
 
@@ -108,9 +105,6 @@ def read_torch_file(path: Path, content: bytes | None = None) -> TorchFile:
         str(name): value.float() if isinstance(value, torch.Tensor) else torch.empty(0) for name, value in state.items()
     }
     return TorchFile(path, values, config if isinstance(config, Mapping) else {})
-
-
-# -- the two kinds ---------------------------------------------------------------------------------------------
 
 
 def _mlp(file: TorchFile, info: ScorerInfo) -> MlpScorer:

@@ -72,10 +72,7 @@ def scorer_file(name: str, source: str) -> Path | None:
 
 
 def fetch_published(name: str, source: str) -> None:
-    """Fetches the scorer that a search with this name would use, before anything is noted down about it.
-
-    Errors are left to the loading of the scorer.
-    """
+    """Fetches the scorer that a search with this name would use; errors are left to the loading of the scorer."""
     if name in (AUTO, published.NAME) and models.scorer_file(source, AUTO) is None:
         with suppress(GambitError):
             published.fetched_file(source)

@@ -72,10 +72,7 @@ class Histories(Generic[Key]):
         return past
 
     def propose(self, keys: Sequence[Key], max_past: int) -> PastRows:
-        """Returns the past thoughts for the traces' next ones, if they are any.
-
-        The slots for these are taken; `append` or `give_back` settles them.
-        """
+        """Returns the past thoughts for the traces' next ones, and takes slots that `append` or `give_back` settles."""
         rows = self._rows(keys)
         lengths = self._length[rows]
         return PastRows(self._latest(rows, max_past), np.minimum(lengths, max_past), lengths, self._take(len(keys)))

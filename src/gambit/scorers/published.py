@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,6 @@ CONNECT_SECONDS, FETCH_SECONDS, WAIT_SECONDS = 10.0, 600.0, 900.0
 CHUNK_BYTES = 1 << 16
 LISTS_MODELS = "`gambit scorer list` names the models that have one"
 HASH_DIGITS = 8  # of a question
-Tell = Callable[[str], None]
-
-
-def note(message: str) -> None:
-    """Tells the user what is being done."""
-    warnings.warn(message, GambitNote, stacklevel=3)
 
 
 class _Row(BaseModel):
@@ -140,9 +134,6 @@ def known_row(model: str) -> PublishedScorer:
     return row
 
 
-# -- use -------------------------------------------------------------------------------------------------------
-
-
 def published_scorer(model: str) -> Scorer:
     """Returns the scorer that is published for these weights, with the trust that it has until it is judged."""
     scorer = load_checkpoint(fetched_file(model))
@@ -203,12 +194,10 @@ def outlook(model: str) -> str | None:
     return f"the scorer published for {row.model} would be fetched from {row.sources[0].url}"
 
 
-# -- fetching --------------------------------------------------------------------------------------------------
-
 _failed: dict[tuple[Path, str], GambitError] = {}  # what could not be fetched is not tried again by this process
 
 
-def fetch(row: PublishedScorer, tell: Tell = note) -> Path:
+def fetch(row: PublishedScorer) -> Path:
     """Returns the file in the cache, downloaded, checked and imported where it is not there.
 
     Another process that fetches the same is waited for. The file is complete or absent.
@@ -221,7 +210,7 @@ def fetch(row: PublishedScorer, tell: Tell = note) -> Path:
     try:
         with locked(path.parent, WAIT_SECONDS, "wait until it has ended, or set XDG_CACHE_HOME to another folder"):
             if not row.is_cached:
-                _import(row, *_download(row, tell))
+                _import(row, *_download(row))
     except GambitError as error:
         _failed[path, row.blob] = error
         raise
@@ -236,11 +225,12 @@ def _import(row: PublishedScorer, content: bytes, source: PublicFile) -> None:
     save_checkpoint(scorer, row.cache_file, {NAME: origin, "training": training})
 
 
-def _download(row: PublishedScorer, tell: Tell) -> tuple[bytes, PublicFile]:
+def _download(row: PublishedScorer) -> tuple[bytes, PublicFile]:
     """Returns the bytes that the row describes from the first source that has them."""
     reasons = []
     for source in row.sources:
-        tell(f"fetching the scorer published for {row.model} from {source.url}")
+        note = f"fetching the scorer published for {row.model} from {source.url}"
+        warnings.warn(note, GambitNote, stacklevel=3)
         try:
             return source.content(row.blob, row.most_bytes), source
         except EngineError as error:
@@ -269,9 +259,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, HTTPError):
         return f"the server answers {error.code}"
     return str(error.reason) if isinstance(error, URLError) else first_line(error)
-
-
-# -- what it was trained on ------------------------------------------------------------------------------------
 
 
 def _origin(metadata: dict[str, Any]) -> dict[str, Any]:

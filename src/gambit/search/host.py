@@ -47,11 +47,6 @@ class SearchTicket:
         self.is_abandoned = True
         self.cancel()
 
-    @property
-    def is_pressing(self) -> bool:
-        """Returns True if it begins without room: others wait for it, or it is called off and needs only its end."""
-        return not self.may_wait or self.is_cancelled.is_set()
-
 
 class SearchHost:
     """Starts an engine on a thread of its own and runs searches on it as they come, while it has room for their traces.
@@ -144,12 +139,12 @@ class SearchHost:
         return is_open
 
     def _begin_some(self, batch: SearchBatch, *, is_end: bool) -> None:
-        """Begins searches that need no room, and others while there is some.
+        """Begins searches that others wait for or that need only their end, and others while there is room.
 
         At the end all begin, and are stopped at once: every caller gets a result.
         """
         for ticket, make in list(self._line):
-            if is_end or ticket.is_pressing:
+            if is_end or not ticket.may_wait or ticket.is_cancelled.is_set():
                 self._line.remove((ticket, make))
                 self._begin(batch, ticket, make)
         while self._line and batch.has_room:

@@ -14,11 +14,11 @@ from gambit.config.presets import SearchSettings
 from gambit.policies.base import Decision, Force, Prune, Requirements
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord
-from gambit.results.vote import Consensus, is_settled
+from gambit.results.vote import is_settled
 from gambit.search.pool import can_force
 from gambit.search.scores import Scores
 from gambit.tree import LIVE, TraceState, TraceTree
-from gambit.types import Forcing, Progress, StopReason
+from gambit.types import Forcing, Progress, StopReason, TokensOf
 
 CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
 # If weights are chances, an answer that no trace has given yet counts half of a trace that is certainly right: four
@@ -131,8 +131,7 @@ class VoteWatch:
         The engine stands still while one of its searches waits for its verifier. While traces run, the vote is
         therefore looked at in checks alone, by scores that a check's lag has given time to come.
         """
-        consensus = self.settings.consensus
-        if consensus is None or not self.has_news:
+        if self.settings.consensus is None or not self.has_news:
             return
         if self.votes_by_verifier:
             if not self.is_between and not is_check:
@@ -140,8 +139,7 @@ class VoteWatch:
             self.scores.collect(at, self.limits.search_deadline, with_latest=self.is_between)
         self.has_news = self.votes_by_verifier and self.scores.are_owed_to_votes
         equivalent = self.equivalent_until(time.monotonic() + CHECK_SECONDS)
-        is_probability = self.settings.is_probability
-        self.is_settled = is_over(consensus, self.record, self.requirements, equivalent, is_probability=is_probability)
+        self.is_settled = is_over(self.settings, self.record, self.requirements, equivalent)
 
     def plan_next(self) -> bool:
         """Lets as many roots begin again as there are, if it is time to."""
@@ -166,20 +164,16 @@ class VoteWatch:
         return self.scores.are_late and self.record.vote_kind.needs_scores
 
 
-def is_over(
-    consensus: Consensus,
-    record: SearchRecord,
-    requirements: Requirements,
-    equivalent: Equivalent,
-    *,
-    is_probability: bool,
-) -> bool:
-    """Returns True if the vote needs no more traces. `is_probability`: scores are chances."""
+def is_over(settings: SearchSettings, record: SearchRecord, requirements: Requirements, equivalent: Equivalent) -> bool:
+    """Returns True if the vote needs no more traces."""
+    consensus = settings.consensus
+    if consensus is None:
+        return False
     least = consensus.min_traces if consensus.fraction is not None else 0
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
     vote = record.vote(equivalent)
-    unseen = UNSEEN if is_probability and record.vote_kind.sums_scores else 0.0
+    unseen = UNSEEN if settings.is_probability and record.vote_kind.sums_scores else 0.0
     return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements), unseen)
 
 
@@ -192,14 +186,10 @@ def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
     return num_traces - tree.count(TraceState.FINISHED) - 1 + tree.capacity
 
 
-# -- forced answers ---------------------------------------------------------------------------------------------
-
-
 LOOP_INTERVAL = 64  # steps between two searches for loops
 LOOP_WINDOW = 1024  # tokens at the end of a trace that are looked at
 LOOP_REPEATS = 4  # of a passage in a row, at least
 LOOP_TOKENS = 200  # of all repeats together, at least: shorter ones are tables, rulers and long numbers
-TokensOf = Callable[[int, int], Sequence[int]]  # those of a live trace from a position on
 MORE_SECONDS = 1.5  # factor: a step may take longer than those so far, since given tokens have to be read
 
 
@@ -266,10 +256,7 @@ class Forcer:
         return found
 
     def decide(self, at: int, progress: Mapping[int, Progress], limit_of: Callable[[int], int]) -> list[Decision]:
-        """Returns the answers that are due now; where the search closes, all others end.
-
-        `limit_of`: the most tokens of a live trace.
-        """
+        """Returns the answers that are due now; where the search closes, all others end. `limit_of`: by live trace."""
         assert self._forcing is not None
         if self._limits.closing is not None:
             live = sorted(trace.id for state in LIVE for trace in self._tree.in_state(state))

@@ -146,7 +146,6 @@ class RunningPart:
     # -- callbacks of the search -------------------------------------------------------------------------------
 
     def on_event(self, event: ev.Event) -> None:
-        """Takes an event of the search."""
         self._events.append(event)
         self._is_news |= isinstance(event, ev.Finished)
         if isinstance(event, ev.Stopped):
@@ -366,11 +365,8 @@ class MergedSearch:
 
     def _is_settled(self) -> bool:
         """Returns whether the vote cannot change any more."""
-        consensus, is_probability = self._settings.consensus, self._settings.is_probability
-        if consensus is None:
-            return False
         equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
-        return is_over(consensus, self.record, self._requirements, equivalent, is_probability=is_probability)
+        return is_over(self._settings, self.record, self._requirements, equivalent)
 
     def _last(self, kind: type[Kept]) -> list[Kept]:
         """Returns the last event of a kind of each part that has one."""

@@ -110,23 +110,15 @@ class TracePool:
         progress = self._engine.progress(self._search)
         traces = tuple(trace_view(self._tree, trace, progress.get(trace.id)) for trace in self._tree.tree_view())
         thinking = [trace.id for trace in traces if trace.is_thinking and trace.state in LIVE]
-        return PoolView(
-            at,
-            traces,
-            len(self._tree.traces) - self._tree.num_forced,
-            tuple(self._finished),
-            () if self._reader is None else self._reader.collect(thinking),
-            num_planned,
-            () if self._first_scores is None else self._first_scores.all(),
-        )
+        thoughts = () if self._reader is None else self._reader.collect(thinking)
+        first_scores = () if self._first_scores is None else self._first_scores.all()
+        num_created = len(self._tree.traces) - self._tree.num_forced
+        return PoolView(at, traces, num_created, tuple(self._finished), thoughts, num_planned, first_scores)
 
     # -- what the engine did -----------------------------------------------------------------------------------
 
     def apply(self, step: SearchStep, scored: Sequence[ThoughtScore], at: int) -> None:
-        """Records an engine step in its order: blocks are lost, blocks are found, thoughts end, traces end.
-
-        `scored` are the thoughts whose scores count with it.
-        """
+        """Records an engine step in its order; `scored` are the thoughts whose scores count with it."""
         for lost in step.evicted:
             self._lose(lost, at)
         for won in step.admitted:

@@ -224,19 +224,11 @@ class VerifierScores(Scores):
         """Sums up the cost of the verifier, also of scores that came after their traces had gone."""
         done = [score for score in self._readings if score.done() and not score.cancelled()]
         costs = [score.result() for score in done if score.exception() is None]
+        num_tokens, seconds = sum(cost.num_tokens for cost in costs), math.fsum(cost.seconds for cost in costs)
         return ev.VerifierTotals(
-            at,
-            self._use.thread.info.name,
-            self._num_thoughts,
-            self._num_needed,
-            self._num_in_time,
-            sum(cost.num_tokens for cost in costs),
-            math.fsum(cost.seconds for cost in costs),
-            self.seconds_waited,
-            seconds_for_vote,
-            self._use.is_async,
-            self._lost,
-        )
+            at, self._use.thread.info.name, self._num_thoughts, self._num_needed, self._num_in_time, num_tokens,
+            seconds, self.seconds_waited, seconds_for_vote, self._use.is_async, self._lost,
+        )  # fmt: skip
 
     def _drop_unwanted(self) -> None:
         """Forgets thoughts of traces that are gone and have no vote."""

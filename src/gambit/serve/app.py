@@ -23,7 +23,7 @@ from gambit.errors import GambitError
 from gambit.serve import http
 from gambit.serve.formats import FORMATS, RESPONSES, ResponseStore
 from gambit.serve.http import ApiError, as_api_error, bad_request, closing, parse_object, read_body
-from gambit.serve.metrics import GONE, RequestNote, ServerMetrics, begun_span, end_span, logger
+from gambit.serve.metrics import GONE, RequestNote, ServerMetrics, logger
 from gambit.serve.page import LivePage
 from gambit.serve.queue import SearchDesk
 from gambit.serve.requests import RequestReader, ResponseFields
@@ -49,7 +49,6 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         note = _note(scope, headers)
-        span = begun_span(f"{note.method} {route_of(note.path)}", headers)
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -78,7 +77,6 @@ class Gateway:
             await JSONResponse(shown.to_json(), shown.status, shown.headers)(scope, receive, reply)
         finally:
             self._metrics.responses.labels(route_of(note.path), str(note.status)).inc()
-            end_span(span, note.attributes())
             if note.path not in OPEN_PATHS or note.status != 200:  # probes come every few seconds
                 logger.info("%s", note.line(has_prompts=self._settings.log_prompts))
 
@@ -93,12 +91,8 @@ class Gateway:
         if is_page(path):
             return NOBODY
         problem = "the API key is not one of this server's" if presented else "this server needs an API key"
-        raise ApiError(
-            401,
-            f"{problem}: send it as `Authorization: Bearer KEY`",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
+        problem += ": send it as `Authorization: Bearer KEY`"
+        raise ApiError(401, problem, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _check_origin(self, scope: Scope, headers: Headers, key: ApiKey) -> None:
         """Refuses other web sites in a browser, which could use a server without keys or a session of the page.

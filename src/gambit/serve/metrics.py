@@ -1,15 +1,14 @@
-"""Reports about requests: Prometheus metrics, a log line for each request, and spans of OpenTelemetry."""
+"""Reports about requests: Prometheus metrics, and a log line for each request."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -94,8 +93,7 @@ class RequestNote:
     status: int = GONE
     search: ServedSearch | None = None
 
-    def attributes(self) -> dict[str, object]:
-        """Returns plain values, for the log line and for the span."""
+    def _attributes(self) -> dict[str, object]:
         found: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -122,28 +120,8 @@ class RequestNote:
         return found
 
     def line(self, *, has_prompts: bool) -> str:
-        found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **self.attributes()}
+        found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **self._attributes()}
         if has_prompts and self.search is not None:
             found["question"] = self.search.request.question
             found["answer"] = None if self.search.answer is None else self.search.answer.result.answer
         return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False)
-
-
-def begun_span(name: str, headers: Mapping[str, str]) -> Any:
-    """Returns a span of OpenTelemetry, child of the one that `traceparent` names; None without the library."""
-    try:
-        trace = importlib.import_module("opentelemetry.trace")
-        propagate = importlib.import_module("opentelemetry.propagate")
-    except ImportError:
-        return None
-    tracer = trace.get_tracer("gambit.serve")
-    return tracer.start_span(name, context=propagate.extract(headers), kind=trace.SpanKind.SERVER)
-
-
-def end_span(span: Any, attributes: Mapping[str, object]) -> None:
-    if span is None:
-        return
-    for name, value in attributes.items():
-        if isinstance(value, str | int | float | bool):
-            span.set_attribute(f"gambit.{name}", value)
-    span.end()

@@ -220,14 +220,10 @@ class SearchDesk:
         search.answer = await asyncio.to_thread(answer_of, search.request, search.pending, result, self.solver)
 
     async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
-        out = self._settings.out_dir
-        search.pending = self._submit(
-            Problem(search.request.question, id=search.id, tools=search.request.tools),
-            config,
-            partial(self._on_event, search),
-            partial(self._on_note, search) if search.has_reader else None,
-            None if out is None else out / search.id,
-        )
+        folder = None if self._settings.out_dir is None else self._settings.out_dir / search.id
+        problem = Problem(search.request.question, id=search.id, tools=search.request.tools)
+        on_note = partial(self._on_note, search) if search.has_reader else None
+        search.pending = self._submit(problem, config, partial(self._on_event, search), on_note, folder)
         return await result_of(search.pending)
 
     async def _turn(self, search: ServedSearch, ticket: QueueTicket) -> SearchConfig:

@@ -111,9 +111,6 @@ def check_binding(host: str, *, has_keys: bool, no_auth: bool) -> None:
         )
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
-
-
 def key_of(presented: str, keys: Iterable[ApiKey]) -> ApiKey | None:
     """Returns the key that was presented. Each is compared, in constant time, so that the time taken reveals none."""
     digest, found = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest(), None

@@ -299,29 +299,20 @@ class SearchBuilder:
         news = self._warnings.warn(plan.notes)
         sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
         self._num_searches += 1
+        rule = continued(rule_for(parts.rule_of(config), thinks=plan.thinks), prefix)
         spec = SearchSpec(
-            self._num_searches,
-            tokens,
-            continued(rule_for(parts.rule_of(config), thinks=plan.thinks), prefix),
-            parts.stop_ids,
-            keeps_histories=settings.ghost_parents,
-            confidence_window=window,
-            embedding_size=requirements.embedding_size,
-            aggregation=self._aggregation(config),
-            lora=config.lora,
-            has_verifier=verifier is not None,
-        )
+            self._num_searches, tokens, rule, parts.stop_ids, keeps_histories=settings.ghost_parents,
+            confidence_window=window, embedding_size=requirements.embedding_size,
+            aggregation=self._aggregation(config), lora=config.lora, has_verifier=verifier is not None,
+        )  # fmt: skip
         extract = request.extractor or extractor_for(config.answer)
         if request.problem.tools is not None:
             extract = with_calls(extract, request.problem.tools)
+        after_step = None if request.part is None else request.part.after_step
         callbacks = Callbacks(
-            lambda own: extract(parts.text_of([*prefix, *own])),
-            parts.grader.for_vote,
-            sink.write,
-            parts.engine.tokenizer.decode,
-            embed,
-            None if request.part is None else request.part.after_step,
-        )
+            lambda own: extract(parts.text_of([*prefix, *own])), parts.grader.for_vote, sink.write,
+            parts.engine.tokenizer.decode, embed, after_step,
+        )  # fmt: skip
         policy = policy_for(config, settings)
         search = Search(parts.engine, policy, settings, spec, plan.header, callbacks, verifier)
         return PreparedSearch(plan, search, sink, news, parts.text_of)

@@ -99,11 +99,9 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
                 yield request.failed(error)
 
     def equivalent(self, first: str, second: str) -> bool:
-        """Returns whether two answers are equal, as the votes decide it."""
         return self._grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
-        """Returns whether an answer is right; no answer is wrong."""
         return self._grader.grade(answer, gold)
 
     def close(self) -> None:

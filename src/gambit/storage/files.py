@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -89,12 +88,9 @@ def drop_torn_line(path: Path) -> None:
         return
     try:
         with path.open("r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            if not end:
-                return  # an empty file cannot be mapped
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                keep = content.rfind(b"\n") + 1
-            if keep < end:
+            content = file.read()
+            keep = content.rfind(b"\n") + 1
+            if keep < len(content):
                 file.truncate(keep)
                 os.fsync(file.fileno())
     except OSError as error:
@@ -168,11 +164,6 @@ WHOLE_FILE_BYTES = 64 << 20
 SAMPLES_IN_ALL = 64
 SAMPLE_BYTES = 32 << 10
 HEADER_BYTES = 8 << 20
-
-
-def file_hash(path: Path) -> str:
-    """Returns the SHA-256 of a file; of one above 64 MiB `sampled:` and the hash of samples."""
-    return files_hash([path])
 
 
 def files_hash(files: Sequence[Path]) -> str:

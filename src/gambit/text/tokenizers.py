@@ -87,9 +87,6 @@ def single_token(tokenizer: Tokenizer, text: str) -> int | None:
     return index if tokenizer.encode(text, add_special_tokens=False) == [index] else None
 
 
-# -- without transformers ----------------------------------------------------------------------------------------
-
-
 class JsonTokenizer:
     """A tokenizer.json with the special tokens and the chat template that stand beside it."""
 

@@ -27,8 +27,6 @@ from gambit.engines.local.model import pick_device, pick_dtype, read_with_transf
 from gambit.engines.states import LayerChoice
 from gambit.errors import EngineError, UserError, first_line
 from gambit.models import files as models
-from gambit.models.files import hidden_size_on_disk
-from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.text.boundary import BLANK_LINE
 from gambit.training.dataset import in_groups
@@ -68,7 +66,7 @@ class StateReader:
             config = self._model.config.get_text_config()
             self.hidden_size = int(config.hidden_size)
             LayerChoice.of(self._layers, int(config.num_hidden_layers))
-        elif size := hidden_size_on_disk(model):
+        elif size := models.number_on_disk(model, "hidden_size"):
             self.hidden_size = size
         else:
             raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
@@ -154,6 +152,10 @@ class CollectPlan:
         return None if self.search.lora is None else self.engine.adapters[self.search.lora]
 
     @property
+    def meter(self) -> ThoughtMeter:
+        return ThoughtMeter(self.boundary, self.with_confidence)
+
+    @property
     def most_problems_at_once(self) -> int:
         """Returns the number of problems that one engine samples at a time."""
         return max(1, self.traces_at_once // self.traces_per_problem)
@@ -182,7 +184,6 @@ class CollectSummary:
     was_stopped: bool = False
 
     def add(self, record: ProblemRecord) -> None:
-        """Counts a problem that was written."""
         self.num_problems += 1
         self.num_traces += len(record.traces)
         self.num_correct += sum(trace.is_correct for trace in record.traces)
@@ -191,16 +192,13 @@ class CollectSummary:
         self.num_mixed += record.is_mixed
 
 
-# -- engines ---------------------------------------------------------------------------------------------------
-
-
 class LocalEngines:
     """An engine of this process that samples and, beside it, the model that reads states."""
 
     def __init__(self, plan: CollectPlan, make_solver: Callable[[], Solver] | None = None) -> None:
         """Starts the plan's engine, or what `make_solver` makes."""
         options = sampling_engine(plan).model_dump(exclude_unset=True, exclude={"scorer"})
-        self.solver = make_solver() if make_solver else Solver(scorer=thought_scorer(plan), **options)
+        self.solver = make_solver() if make_solver else Solver(scorer=plan.meter, **options)
         self._reading = threading.Lock()  # one pass at a time: memory is planned for one
         try:  # second: what the engine leaves of the memory is enough for it
             self._reader = StateReader(
@@ -264,14 +262,6 @@ def sampling_engine(plan: CollectPlan) -> EngineConfig:
     return plan.engine.model_copy(update={"engine_options": options})
 
 
-def thought_scorer(plan: CollectPlan) -> Scorer:
-    """Returns the scorer that makes engines report where thoughts end."""
-    return ThoughtMeter(plan.boundary, plan.with_confidence)
-
-
-# -- engines under Ray ------------------------------------------------------------------------------------------
-
-
 def sample_one(task: Task, plan: CollectPlan, engines: LocalEngines, desk: JobDesk) -> Sampled:
     """Samples the traces of one problem and reads their states, in the process of an engine."""
 
@@ -309,9 +299,6 @@ class RayEngines:
 
 
 CollectEngines: TypeAlias = LocalEngines | RayEngines
-
-
-# -- the run ---------------------------------------------------------------------------------------------------
 
 
 def collect(
@@ -377,9 +364,6 @@ def sample(
         if sampled.traces:
             sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
             yield sampled
-
-
-# -- records ---------------------------------------------------------------------------------------------------
 
 
 def _header(plan: CollectPlan, hidden_size: int) -> Header:

@@ -45,7 +45,6 @@ class Division:
             raise UserError(f"validation {self.validation} and test {self.test} leave no problem to train on")
 
     def part_of(self, problem_id: str) -> Part:
-        """Returns the part of a problem."""
         digest = hashlib.sha256(f"{self.seed} {problem_id}".encode()).digest()
         ticket = int.from_bytes(digest[:8], "big") / 2**64
         if ticket < self.test:
@@ -91,10 +90,6 @@ class Dataset:
     labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
 
-    @property
-    def num_features(self) -> int:
-        return int(self.states.shape[-1])
-
     def of_part(self, division: Division, part: Part) -> Ints:
         """Returns the traces of the problems that belong to a part."""
         is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)
@@ -128,7 +123,6 @@ class Dataset:
         }
 
     def all_traces(self) -> Ints:
-        """Returns the numbers of all traces."""
         return np.arange(len(self.traces.num_thoughts))
 
 
@@ -195,9 +189,6 @@ def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Trace
     )
 
 
-# -- labels ----------------------------------------------------------------------------------------------------
-
-
 class TraceLabels(Record):
     """One line of a file of labels: a label of every thought of one trace."""
 
@@ -244,8 +235,6 @@ def with_labels(data: Dataset, labels: Labels, source: str) -> Dataset:
         raise UserError(f"{source} labels no trace of this collection: name its problems by their ids")
     return dataclasses.replace(data, labels=found, labelled_by=Path(source).name)
 
-
-# -- groups ----------------------------------------------------------------------------------------------------
 
 Item = TypeVar("Item")
 

@@ -190,24 +190,11 @@ PUBLISHED: Mapping[str, FitRecipe] = {
     "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.THOUGHT),
     # As the method's authors train their sequence scorer, with the sizes of its network.
     "last-thought-bce": FitRecipe(
-        "last-thought-bce",
-        unit=Unit.TRACE,
-        batch_size=8,
-        rate=1e-4,
-        weight_decay=1e-5,
-        max_epochs=30,
-        patience=8,
-        is_balanced=True,
-        normalises=False,
-        input_dropout=0.0,
-        blocks=1,
-        mlp_width=1024,
-        dropout=0.1,
-        warmup_epochs=2,
-        last_rate=1e-6,
-        clip=1.0,
+        "last-thought-bce", unit=Unit.TRACE, batch_size=8, rate=1e-4, weight_decay=1e-5, max_epochs=30, patience=8,
+        is_balanced=True, normalises=False, input_dropout=0.0, blocks=1, mlp_width=1024, dropout=0.1, warmup_epochs=2,
+        last_rate=1e-6, clip=1.0,
     ),
-}
+}  # fmt: skip
 CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one chooses the states
     "mlp": (RIDGE, "pairwise", "bce", "bce+pairwise", "prefix+pairwise"),
     "mlp+confidence": (RIDGE, "pairwise", "bce+pairwise", "prefix+pairwise"),
@@ -335,10 +322,7 @@ class BlendNetwork(nn.Module):
 
 
 def build_network(architecture: str, features: int, scaling: Scaling | None, recipe: FitRecipe) -> nn.Module:
-    """Makes a network.
-
-    A sequence scorer has the recipe's sizes. It normalises each state itself, so it takes no scaling.
-    """
+    """Makes a network. A sequence scorer normalises each state itself, so it takes no scaling."""
     if architecture == "mlp":
         return MlpNetwork(scaling or Scaling.none(features))
     if architecture == BLEND:

@@ -94,10 +94,7 @@ class SampledTrace:
 
 @dataclass(slots=True)
 class Sampled:
-    """The finished traces of one problem, and the grades that are on their way.
-
-    There are no traces if the search failed or was stopped before all were there.
-    """
+    """The finished traces of one problem, none if its search failed or was stopped, and the grades on their way."""
 
     task: Task
     traces: list[SampledTrace]

@@ -155,9 +155,6 @@ def calibrating_line(scores: Tensor, outcomes: Tensor) -> tuple[float, float]:
     return slope, middle - slope * mean
 
 
-# -- rankings ---------------------------------------------------------------------------------------------------
-
-
 CURVE = tuple(round(0.1 * i, 1) for i in range(1, 11))  # the paper's figure
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is chosen by
 
@@ -250,10 +247,7 @@ def mean_auc(per_fraction: Sequence[Pairs]) -> Floats:
 
 
 def clearly_better(aucs: Floats, others: Floats) -> bool:
-    """Returns whether AUCs of the same problems are higher by more than the standard error of the difference.
-
-    Less is often luck.
-    """
+    """Returns whether AUCs of the same problems are higher by more than the standard error: less is often luck."""
     gains = aucs - others
     gains = gains[np.isfinite(gains)]
     error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0

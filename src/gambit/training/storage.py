@@ -117,9 +117,6 @@ def state_name(layer: int, position: str) -> str:
     return f"states.{layer}.{position}"
 
 
-# -- writing ---------------------------------------------------------------------------------------------------
-
-
 class CollectionWriter:
     """Adds shards to a collection, a new one or one that an earlier run began; one writer at a time."""
 
@@ -129,7 +126,6 @@ class CollectionWriter:
         self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
 
     def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes a shard."""
         from safetensors.torch import save
 
         # Named by its number: what an interrupted run wrote under that name was never in the index.
@@ -208,9 +204,6 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
         mine, theirs = getattr(one, name), getattr(other, name)
         if name not in _MAY_DIFFER and mine != theirs:
             yield name, mine, theirs
-
-
-# -- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_header(folder: Path) -> Header:

@@ -75,12 +75,7 @@ class Fitted:
 
 
 def fit(
-    data: Dataset,
-    division: Division,
-    recipe: FitRecipe,
-    info: ScorerInfo,
-    device: torch.device,
-    say: Say = lambda _: None,
+    data: Dataset, division: Division, recipe: FitRecipe, info: ScorerInfo, device: torch.device, say: Say
 ) -> Fitted:
     """Fits a network with early stopping on held-out ranking."""
     began = time.monotonic()
@@ -88,7 +83,7 @@ def fit(
     train, held_out = parts_of(data, division)
     thoughts = Thoughts.of(data, device)
     scaling = scaling_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
-    network = build_network(info.architecture, data.num_features, scaling, recipe).to(device)
+    network = build_network(info.architecture, data.states.shape[-1], scaling, recipe).to(device)
     run = _FitRun(network, thoughts, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = np.full(len(data.problems), -1.0), 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
@@ -220,12 +215,7 @@ BATCH_ROWS = 2_048  # a product of few rows spends its time on reading and writi
 
 
 def fit_ridge(
-    data: Dataset,
-    division: Division,
-    recipe: FitRecipe,
-    info: ScorerInfo,
-    device: torch.device,
-    say: Say = lambda _: None,
+    data: Dataset, division: Division, recipe: FitRecipe, info: ScorerInfo, device: torch.device, say: Say
 ) -> Fitted:
     """Fits a line within problems, with a penalty that is chosen by cross-validation, since held-out problems are few.
 
@@ -397,10 +387,7 @@ class Trained:
                 "trust": None if trust is None else trust.to_json()}  # fmt: skip
 
     def trust_in(self, fitted: Fitted) -> ScorerTrust | None:
-        """Returns how far a search may trust a fit, by the problems kept for testing; None without any.
-
-        Those that it was chosen by would flatter it.
-        """
+        """Returns how far a search may trust a fit, by the problems kept for testing alone; None without any."""
         data = fitted.data
         traces = data.of_part(self.division, Part.TEST)
         if not len(traces):

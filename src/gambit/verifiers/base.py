@@ -90,9 +90,6 @@ class Verifier(Protocol):
         """Frees memory and ends processes."""
 
 
-# -- a thread of its own ----------------------------------------------------------------------------------------
-
-
 MAX_BATCH = 512  # readings in one call: the first of a queue need not wait for the last
 
 

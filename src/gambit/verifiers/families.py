@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
+from gambit.models.files import WEIGHTS_INDEX
 from gambit.storage.files import read_object
 from gambit.text.boundary import THINK_END, THINK_START
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 QWEN_STEP = "<extra_0>"
 SHEPHERD_STEP = "ки"
 GOOD, BAD = "+", "-"
-INDEX = "model.safetensors.index.json"
 
 
 # -- formats ---------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def _files_with(folder: Path, names: Sequence[str]) -> list[Path]:
-    index = folder / INDEX
+    index = folder / WEIGHTS_INDEX
     if not index.is_file():
         files = sorted(folder.glob("*.safetensors"))
         if not files:

@@ -110,12 +110,6 @@ class LoraVerifier:
         merged: PreTrainedModel = found.network.merge_and_unload()  # type: ignore[operator]
         return cls(merged.eval(), found.head, info)
 
-    def with_info(self, **changes: object) -> LoraVerifier:
-        """Returns the same verifier with a changed description."""
-        found = LoraVerifier(self.network, self.head, self.info.model_copy(update=changes))
-        found.input_scale = self.input_scale
-        return found
-
     # -- weights -----------------------------------------------------------------------------------------------
 
     def adapter(self) -> dict[str, Tensor]:
@@ -134,8 +128,8 @@ class LoraVerifier:
                             f"shape, such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
         set_peft_model_state_dict(self.network, tensors)
 
-    def save(self, folder: Path) -> list[Path]:
-        """Writes the adapter in the precision it runs in, the head in float32."""
+    def save(self, folder: Path) -> Path:
+        """Writes the adapter in the precision it runs in, the head in float32; returns the file."""
         head = self.head.weight.detach() * self.input_scale
         write_info(folder, self.info)
         return write_weights(folder, {**self.adapter(), HEAD: head})
@@ -176,9 +170,6 @@ class LoraVerifier:
         return found
 
 
-# -- the model under it ----------------------------------------------------------------------------------------
-
-
 def check_installed() -> None:
     """Raises if peft is missing."""
     if find_spec("peft") is None:
@@ -192,7 +183,8 @@ def base_of(info: LoraInfo, model: str | None) -> str:
     except UserError as error:
         hint = "" if model else f"; the verifier was trained on {info.base_model}: name its folder with --model"
         raise UserError(f"{error}{hint}") from error
-    found = MadeFor(models.name_of(source), models.hidden_size_on_disk(source), None, models.weight_hash(source))
+    size = models.number_on_disk(source, "hidden_size")
+    found = MadeFor(models.name_of(source), size, weights=models.weight_hash(source))
     warning = check_fit(info.made_for(), found, f"name {info.base_model} with --model")
     if warning is not None:
         warnings.warn(warning, GambitWarning, stacklevel=2)
@@ -230,14 +222,11 @@ def quiet_transformers() -> Iterator[None]:
 def info_for(model: str, **values: object) -> LoraInfo:
     """Returns the description of a new verifier on a model."""
     source = models.locate(model)
-    size = models.hidden_size_on_disk(source)
+    size = models.number_on_disk(source, "hidden_size")
     if size is None:
         raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
     known = {"base_model": models.name_of(model), "base_model_hash": models.weight_hash(source), "hidden_size": size}
     return LoraInfo.model_validate({**known, **values})
-
-
-# -- as a whole model --------------------------------------------------------------------------------------------
 
 
 def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 INFO_FILE = "verifier.json"
 WEIGHTS = "weights-*.safetensors"
-MOST_BYTES = 15_000_000  # of one file
 HEAD = "head.weight"
 ALL_LINEAR = "all-linear"
 WHAT = "a verifier's description"
@@ -73,31 +72,19 @@ def write_info(folder: Path, info: LoraInfo) -> None:
     write_whole(folder / INFO_FILE, f"{info.model_dump_json(indent=1)}\n".encode())
 
 
-def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Path]:
-    """Writes files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
+def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Writes the weights to one file; those of an earlier verifier in this folder are removed."""
     from safetensors.torch import save
 
     for old in folder.glob(WEIGHTS):
         old.unlink()
-    parts = list(_parts(tensors))
-    paths = [folder / f"weights-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
-    for path, part in zip(paths, parts, strict=True):
-        write_whole(path, save(part))
-    return paths
-
-
-def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    part: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        header = 200 * (len(part) + 2)  # a safetensors file names each of its tensors
-        if part and sum(each.nbytes for each in part.values()) + tensor.nbytes + header > MOST_BYTES:
-            yield part
-            part = {}
-        part[name] = tensor.detach().contiguous().cpu()
-    yield part
+    path = folder / "weights-00001-of-00001.safetensors"
+    write_whole(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}))
+    return path
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights, also of earlier versions, which wrote several files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

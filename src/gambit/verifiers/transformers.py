@@ -47,13 +47,8 @@ class Segment:
     def cut(self, length: int) -> Segment:
         """Splits off and returns the first part, so that a sibling can begin there; this one becomes the rest."""
         assert self.parent is not None and 0 < length < len(self.tokens)
-        first = Segment(
-            self.tokens[:length],
-            tuple(layer[..., :length, :].clone() for layer in self.layers),
-            self.parent,
-            {self.tokens[length]: self},
-            self.last_used,
-        )
+        layers = tuple(layer[..., :length, :].clone() for layer in self.layers)
+        first = Segment(self.tokens[:length], layers, self.parent, {self.tokens[length]: self}, self.last_used)
         self.parent.children[self.tokens[0]] = first
         self.tokens, self.parent = self.tokens[length:], first
         self.layers = tuple(layer[..., length:, :].clone() for layer in self.layers)

@@ -267,9 +267,6 @@ def pool_columns(history: History) -> PoolColumns:
     return PoolColumns(steps, *map(list, zip(*sizes, strict=True)))
 
 
-# -- the vote and the facts ------------------------------------------------------------------------------------
-
-
 def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[VoteRow]:
     rows = [VoteRow(entry.answer, _rounded(entry.weight), [], [], []) for entry in entries]
     row_of = {form: row for entry, row in zip(entries, rows, strict=True) for form in entry.forms}

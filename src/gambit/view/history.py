@@ -46,7 +46,7 @@ class History:
 
     def read(self, events: Iterable[ev.Event], log: object) -> None:
         """Takes a whole log, or as much as a kill left of it."""
-        self._record = fold(events, log, self._note)
+        self._record = fold(events, log, lambda _, event: self._note(event))
 
     def _note(self, event: ev.Event) -> None:
         _remember(self.traces, event)

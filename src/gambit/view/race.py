@@ -308,10 +308,7 @@ class _Drawing:
         return f"{tokens:,} tokens · {running} running · {done} done"
 
     def _verdict(self) -> Markup:
-        kind = "ok" if self._summary.is_right or not self._summary.has_truth else "no"
-        answer = tag("tspan", self._summary.verdict, class_="answer", style=f"fill:var(--{_COLOUR[kind]})")
+        colour = "right" if self._summary.is_right or not self._summary.has_truth else "wrong"
+        answer = tag("tspan", self._summary.verdict, class_="answer", style=f"fill:var(--{colour})")
         count = tag("tspan", self._summary.count, dx=16)
         return tag("text", answer, count, class_="z", y=ANSWER_Y)
-
-
-_COLOUR = {"ok": "right", "no": "wrong"}

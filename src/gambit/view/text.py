@@ -105,12 +105,10 @@ def model_of(started: RunStarted) -> str | None:
     """Returns the model that the log names, as it is found here."""
     engine = started.environment.get("engine")
     named = engine.get("model") if isinstance(engine, dict) else None
-    return _moved(named) if isinstance(named, str) else None
-
-
-def _moved(model: str) -> str:
-    """Returns the name of the bundled model, which lies elsewhere on every machine, for its path on another one."""
-    return models.BUNDLED if _is_bundled(model) and not Path(model).is_dir() else model
+    if not isinstance(named, str):
+        return None
+    is_elsewhere = _is_bundled(named) and not Path(named).is_dir()  # its path is another on every machine
+    return models.BUNDLED if is_elsewhere else named
 
 
 def model_name(model: str) -> str:

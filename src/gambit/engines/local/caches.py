@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # of the field in which a model returns its cache
 POOLED_LAYERS = (
-    "DynamicLayer",
-    "DynamicSlidingWindowLayer",
-    "LinearAttentionLayer",
-    "LinearAttentionAndFullAttentionLayer",
+    "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
-)
+)  # fmt: skip
 STATES = ("conv_states", "recurrent_states")
 PROOF_PROMPT = 3
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest value; a wrong formula errs more than half precision does
@@ -165,9 +162,6 @@ class OwnCaches(ModelRunner):
             self.has_caches = self.cache_name != ""
         pool.caches[entry] = getattr(out, self.cache_name) if self.has_caches else tokens
         return found
-
-
-# -- the choice at the start ------------------------------------------------------------------------------------------
 
 
 def choose_runner(model: PreTrainedModel) -> tuple[ModelRunner, CacheSizes]:

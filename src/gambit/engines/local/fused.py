@@ -154,9 +154,6 @@ def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
     return cosines.contiguous(), torch.cat((-first, second), dim=-1)
 
 
-# -- the proof at the start -------------------------------------------------------------------------------------------
-
-
 def fused_if_alike(runner: ModelRunner, last_position: int) -> FusedDecoder | None:
     """Returns a fused decoder if the model has the structure and a short pass agrees with its modules, else None.
 
@@ -174,9 +171,6 @@ def fused_if_alike(runner: ModelRunner, last_position: int) -> FusedDecoder | No
         if not is_alike(fused.forward(*proof.step), proof.output):
             fused.compiled = None
     return fused
-
-
-# -- taking a model's weights -----------------------------------------------------------------------------------------
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

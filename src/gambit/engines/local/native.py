@@ -78,7 +78,7 @@ def native_library() -> ctypes.CDLL | str:
     except subprocess.CalledProcessError as error:
         complaints = [line for line in error.stderr.decode(errors="replace").splitlines() if "error" in line]
         return f"gcc fails: {complaints[-1] if complaints else 'no reason given'}"
-    except (OSError, subprocess.SubprocessError, EngineError) as error:
+    except (OSError, subprocess.SubprocessError, EngineError, UserError) as error:
         return str(error)
 
 
@@ -93,7 +93,9 @@ def _built() -> Path:
     loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line]
     if not loaded:
         raise EngineError("torch has not loaded GNU OpenMP (libgomp), whose threads it would share")
-    openmp, folder = min(loaded), _private_folder()
+    openmp, folder = min(loaded), cache_folder("native")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(folder)
     library = folder / f"decode-{_fingerprint([compiler, openmp])}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as building:
@@ -105,19 +107,6 @@ def _built() -> Path:
             built.replace(library)  # whole or not at all: another process may be waiting to load it
     _check_private(library)
     return library
-
-
-def _private_folder() -> Path:
-    """Makes a folder in the user's cache, or among the temporary files if there is no home directory."""
-    try:
-        folder = cache_folder("native")
-    except UserError:
-        folder = Path(tempfile.gettempdir(), f"gambit-{os.getuid()}", "native")
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
-        _check_private(folder.parent)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_private(folder)
-    return folder
 
 
 def _check_private(path: Path) -> None:

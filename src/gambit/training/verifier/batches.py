@@ -62,9 +62,6 @@ def labels_of(data: Dataset, trace: int) -> npt.NDArray[np.float32]:
     return np.append(data.labels[known.thoughts_of(trace)], outcome)
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ReadTraces:
     """The logits of a collection's traces; those of traces that were not read stay 0."""
@@ -165,9 +162,6 @@ class ProblemOrder:
 
     def _tokens(self, problems: Sequence[Ints]) -> int:
         return int(sum(self._lengths[each].sum() for each in problems))
-
-
-# -- packed passes ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

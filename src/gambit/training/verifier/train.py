@@ -69,16 +69,10 @@ def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Dataset
 
 
 def drawn_problems(train: Ints, data: Dataset, recipe: VerifierRecipe) -> Ints:
-    """Returns traces of as many problems as the recipe has.
-
-    Fewer problems are a subset of more, so that a learning curve is of one drawing.
-    """
+    """Returns traces of as many problems as the recipe has; fewer are a subset of more, as a learning curve needs."""
     problem_of = data.traces.problem_of[train]
     problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
-
-
-# -- the optimiser ---------------------------------------------------------------------------------------------
 
 
 class MasterWeights:
@@ -134,9 +128,6 @@ def share_of_rate(progress: float, warmup: float) -> float:
     """Returns the share of the highest rate: it rises to 1 over the warm-up, then falls to 0 at the end."""
     rising = progress / warmup if warmup > 0 else 1.0
     return max(0.0, min(rising, (1 - progress) / max(1e-9, 1 - warmup)))
-
-
-# -- the training ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +223,7 @@ class _TrainingRun:
         return fitted
 
     def _is_time_to_look(self, progress: float) -> bool:
-        """Returns whether a look is due.
-
-        Where time is limited, a look must be worth it: reading takes about a third of training's time.
-        """
+        """Returns whether a look is due and, in a limited time, worth it: it takes a third of training's time."""
         num_looks = len(self._looks) - self._is_continued
         if num_looks == len(LOOKS) or progress < LOOKS[num_looks]:
             return False
@@ -344,12 +332,12 @@ class _TrainingRun:
             "held_out_problems": int(np.isfinite(quarters[chosen][0]).sum()),
             "by_aggregation": {str(each): auc for each, auc in reached.items()},
         }
-        verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibrated_on(read, self._held_out, chosen), training=training,
-            metrics=metrics, trust=self._trust(quarters[chosen], chosen),
-        )  # fmt: skip
-        verifier.network.eval()
-        return verifier
+        self._verifier.info = self._verifier.info.model_copy(update={
+            "aggregation": chosen, "calibration": calibrated_on(read, self._held_out, chosen), "training": training,
+            "metrics": metrics, "trust": self._trust(quarters[chosen], chosen),
+        })  # fmt: skip
+        self._verifier.network.eval()
+        return self._verifier
 
     def _start(self) -> dict[str, object] | None:
         """Returns the origin of the verifier that this one continues; None for a fresh one."""
