@@ -40,7 +40,7 @@ def trust() -> str:
         row(f"{first.from_auc:g} or more", first),
         row(f"{second.from_auc:g} to {first.from_auc:g}", second),
         row("[published](scorers.md#published-scorers), not evaluated", UNJUDGED),
-        row("less, fewer than 20 problems, or unknown (token confidence, too)", last),
+        row("below 0.7, judged on fewer than 20 problems, or unknown (as is token confidence)", last),
     ]
     return table("AUC half-way | islands | swaps in each | margin | hard floor | warm-up", rows)
 

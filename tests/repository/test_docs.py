@@ -44,6 +44,8 @@ OF_OTHERS = {
     "--torch-backend",
 }
 MOST_LINES, MOST_WORDS = 250, 20_000  # of a page, of all
+COMMIT = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{7,10}\b")
+FEWEST_COMMITS = 100  # of a history that is not cut off
 GENERATED = re.compile(r"<!-- ([\w-]+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 MOST_README_LINES, MOST_README_WORDS, WIDEST_README_LINE = 140, 1_100, 120
 INSTALL_BEFORE_LINE = 40
@@ -235,6 +237,16 @@ def test_the_page_on_provenance_is_made_of_the_files_beside_the_results():
     text = provenance.PAGE.read_text(encoding="utf-8")
     assert provenance.renewed(text) == text
     assert all(provenance.made(result).commit for result in provenance.results())
+
+
+def test_commits_that_results_name_exist():
+    history = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    commits = history.stdout.split()
+    if len(commits) < FEWEST_COMMITS:
+        pytest.skip("no history here: not a clone, or a shallow one")
+    named = {name for result in provenance.results() for name in COMMIT.findall(provenance.made(result).commit)}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not any(each.startswith(name) for each in commits)] == []
 
 
 @pytest.mark.parametrize("script", [result_tables, code_tables], ids=lambda script: script.__name__)

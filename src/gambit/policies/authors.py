@@ -1,4 +1,4 @@
-"""Gambit as its authors' public code decides: the same tournaments with other rules at nine points."""
+"""Gambit as its authors' public code decides: the same tournaments by other rules, which docs/differences.md lists."""
 
 from __future__ import annotations
 
