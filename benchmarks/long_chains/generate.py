@@ -352,7 +352,7 @@ def choose(sampler: Sampler, record: dict[str, Any], family: str) -> list[Settin
 
 
 def sizes_by_votes(sampler: Sampler, record: dict[str, Any], family: str) -> tuple[int, ...]:
-    """Returns the size with votes of development problems that are right most nearly half of the time, and neighbours."""
+    """Returns the size with votes on development problems that are right most nearly half of the time, and two more."""
     tried = [Setting(family, size, "lines", USUAL_TEMPERATURE) for size in MANY_SIZES[family]]
     record.setdefault("sizes", []).extend(rows := sampler.try_out("sizes", tried, 30, 16))
     best = min(range(len(rows)), key=lambda at: abs(rows[at][f"vote_of_{VOTES[-1]}"] - WANTED))

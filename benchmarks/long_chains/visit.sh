@@ -59,7 +59,7 @@ moves() {
 }
 
 other_methods() {
-  local end=${1:-460} shard
+  local end=${1:-430} shard
   start_mps
   for shard in 1 2; do
     VLLM_CACHE_ROOT=$scratch/cache-$shard within "$end" "methods-$shard" bash -c 'bench "$@"' bench \
@@ -79,15 +79,15 @@ chains_engine='{"engine": "vllm", "memory_ratio": 0.2, "engine_options": {"own_p
   "kv_cache_memory_bytes": 25769803776}}'
 
 speed_and_faults() {
-  within 430 forest python3 benchmarks/forest_speed.py --out "$results" --seconds 415 --shapes qwen3-4b --verdict \
-    ${FOREST:-}
-  within 300 speed python3 benchmarks/gpu_speed.py --out "$results/speed.json" --max-seconds 280 --phases overhead \
+  within 455 forest python3 benchmarks/forest_speed.py --out "$results" --seconds 440 --shapes qwen3-4b --verdict \
+    --gate-seconds 100 ${FOREST:-}
+  within 290 speed python3 benchmarks/gpu_speed.py --out "$results/speed.json" --max-seconds 270 --phases overhead \
     --tokens 410 ${SPEED:---shapes qwen3-next-4b,qwen3-4b --adapters qwen3-4b}
-  within 240 faults python3 benchmarks/gpu_faults.py --out "$results/faults.json" --seconds 220 \
+  within 235 faults python3 benchmarks/gpu_faults.py --out "$results/faults.json" --seconds 220 \
     ${FAULTS:---together 4} &
-  within 240 cuda-check python3 benchmarks/vllm_cuda_check.py --out "$results/cuda_check.json" --seconds 220 \
+  within 235 cuda-check python3 benchmarks/vllm_cuda_check.py --out "$results/cuda_check.json" --seconds 220 \
     --parts "${PARTS:-states,branch,repeat,layers,pressure,recorded,fused,confidence,own process,forest,pawn}" &
-  within 240 quantised python3 benchmarks/quantised_check.py --out "$results/quantised.json" &
+  within 235 quantised python3 benchmarks/quantised_check.py --out "$results/quantised.json" &
   wait
 }
 
