@@ -52,6 +52,7 @@ puzzles() {  # beside the other searches, which are not timed
 }
 
 moves() {
+  start_mps
   puzzles &
   FAMILY=moves NAME=moves SEARCH="--policies sc,gambit ${SEARCH:-}" \
     bash $here/primary.sh "$model" "$scratch" "$limit"
