@@ -56,16 +56,18 @@ EOF
 fi
 size=${SETTINGS%/*} heat=${SETTINGS#*/}
 log "$name: $family:$size at temperature $heat, scorer $SCORER"
-search() {  # SHARD: until all problems are done or the time is over; an engine that failed is started again
-  local shard=$1 seconds program
-  while seconds=$((limit - $(now) - 25)); [ "$seconds" -gt "${LEAST:-75}" ]; do
+search() {  # SHARD: until all problems are done or the time is over; an engine that failed is started again, twice
+  local shard=$1 seconds program try
+  for try in 1 2 3; do
+    seconds=$((limit - $(now) - 25))
+    [ "$seconds" -gt "${LEAST:-75}" ] || return
     VLLM_CACHE_ROOT=$scratch/cache-$shard timeout -s INT -k 10 "$seconds" python3 -m gambit bench -q --no-report \
       --recipe "$recipe" --benchmark "$family:$size" --model "$model" --scorer "$SCORER" --temperature "$heat" \
       --shard "$shard/$shards" ${SEARCH:-} $([ ! -e "$scratch/$name-$shard" ] || echo --resume) \
       --out "$scratch/$name-$shard" >> "$results/$name-$shard.txt" 2>&1 &
     program=$!
     wait $program && return
-    log "$name, shard $shard: $(tail -1 "$results/$name-$shard.txt" | cut -c1-200)"
+    log "$name, shard $shard, start $try: $(tail -1 "$results/$name-$shard.txt" | cut -c1-200)"
     end_group $program
   done
 }

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gambit.chains import SPLITS
 
-SPECS = ("chains:24", "moves:3", "moves:4", "moves:6")
-NUM_PROBLEMS = 4  # of each split: the first ones
+SPECS = ("chains:24", "moves:2", "moves:3")
+NUM_PROBLEMS = 3  # of each split: the first ones
 END = "<eos>"
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}\n{{ m.content }}\n{% endfor %}"

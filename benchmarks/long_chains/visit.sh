@@ -60,20 +60,29 @@ moves() {
 }
 
 other_methods() {
-  local end=${1:-430} shard
+  local end=${1:-430} shard methods=single,sc,step,gambit,beam-search,dvts,particle-filtering,deepconf,slim-sc
   start_mps
   for shard in 1 2; do
-    VLLM_CACHE_ROOT=$scratch/cache-$shard within "$end" "methods-$shard" bash -c 'bench "$@"' bench \
-      --recipe $here/methods.yaml --model "$model" --scorer "$scorer" --benchmark chains:16 --temperature 0.8 \
-      --shard $shard/2 --out "$scratch/methods-$shard" ${METHODS:-} &
+    chains_methods "$end" $shard "methods-$shard" --policies $methods --shard $shard/2 &
     sleep "${PAUSE:-5}"
   done
+  # Its rounds come one after the other: it has an engine and all the time.
+  chains_methods "$end" 4 adaptive-1 --policies adaptive --limit 32 --concurrency 32 --block 32 \
+    --engine-option kv_cache_memory_bytes=12884901888 &
+  sleep "${PAUSE:-5}"
   VLLM_CACHE_ROOT=$scratch/cache-3 within "$end" chains-forced python3 benchmarks/forced_answers.py \
     --benchmark chains:16 --model "$model" --scorer "$scorer" --puzzles 160 --capacity 16 --at-once 8 \
-    --seconds $((end - 90)) --search '{"temperature": 0.8, "top_p": 1.0, "top_k": 0, "max_new_tokens": 2048, "system_prompt": ""}' \
-    --engine "${CHAINS_ENGINE:-$chains_engine}" --out "$results/chains-forced.json" ${FORCED:-} &
+    --search '{"temperature": 0.8, "top_p": 1.0, "top_k": 0, "max_new_tokens": 2048, "system_prompt": ""}' \
+    --engine "${CHAINS_ENGINE:-$chains_engine}" --seconds $((end - 90)) \
+    --out "$results/chains-forced.json" ${FORCED:-} &
   wait
   stop_mps
+}
+chains_methods() {  # SECONDS CACHE NAME OPTIONS…
+  local seconds=$1 cache=$2 name=$3; shift 3
+  VLLM_CACHE_ROOT=$scratch/cache-$cache within "$seconds" "$name" bash -c 'bench "$@"' bench \
+    --recipe $here/methods.yaml --model "$model" --scorer "$scorer" --benchmark chains:16 --temperature 0.8 \
+    --out "$scratch/$name" "$@" ${METHODS:-}
 }
 chains_engine='{"engine": "vllm", "memory_ratio": 0.2, "engine_options": {"own_process": true, "exact_noise": false,
   "max_model_len": 3072, "max_num_seqs": 1024, "max_cudagraph_capture_size": 1024,
