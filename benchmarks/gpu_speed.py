@@ -3,6 +3,7 @@
     python benchmarks/gpu_speed.py --phases overhead,reuse,profile --out OUT/a.json     # H200, vLLM 0.25.1: 5 minutes
     python benchmarks/gpu_speed.py --phases saturation --tokens 300 --out OUT/room.json # half the room, half the time
     python benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --out OUT/a.json              # and OUT/a_pawn.json
+    … --shapes qwen3-next-4b,qwen3-4b --adapters qwen3-4b --phases overhead --tokens 410    # a hybrid, and LoRA
     python benchmarks/gpu_speed.py --shapes tiny --out gpu_speed.json                   # any CPU, for debugging
     python benchmarks/gpu_speed.py --shapes tiny --clock 9 --phases overhead --out clock.json   # any CPU: 4 minutes
 
@@ -16,7 +17,8 @@ own process on the same GPU and taking turns:
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
 
-With `--scoring fused,beside` two engines of ours that score in different ways take turns in `overhead` and `profile`.
+Shapes of `--adapters` have a LoRA adapter, stock vLLM's and ours the same. Hybrids (`qwen3-next-4b`) have `overhead`
+and `profile` alone. With `--scoring fused,beside` two engines of ours that score in different ways take turns in these.
 With `--clock` the device is one: only what scheduling and searching cost on the host is measured, on any CPU.
 
 The engines of several shapes start beside each other and then take turns. Phases whose traces are longer than a shape's
@@ -43,9 +45,11 @@ from typing import Any
 
 import step_profile
 from speed_parts import (
+    ADAPTER,
     CLOCK,
     PROMPT_TOKENS,
     SHAPES,
+    STATE_BYTES,
     Lengths,
     Pool,
     Room,
@@ -56,6 +60,7 @@ from speed_parts import (
     run_pool,
     saturating_median,
     start_ours,
+    write_adapter,
     write_shape,
 )
 
@@ -91,6 +96,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
     parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
+    parser.add_argument("--adapters", type=listed(SHAPES), default=[], help="shapes that have a LoRA adapter")
     parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
     parser.add_argument(
         "--scoring", type=listed(SCORING), default=["fused"], help="ways to score that are compared: fused, beside"
@@ -115,7 +121,7 @@ def listed(known: Collection[str]) -> Callable[[str], list[str]]:
 def of_shape(common: argparse.Namespace, shape: str) -> argparse.Namespace:
     """The settings of one shape; only the first shape's results have the plain name."""
     args = argparse.Namespace(**vars(common), shape=shape)
-    is_tiny = shape == "tiny" and not args.clock
+    is_tiny = shape.endswith("tiny") and not args.clock
     args.capacity = args.capacity or (16 if is_tiny else 256)
     # One round per interval, and none in the step in which all end: it would branch from the few that lag behind.
     args.tokens = args.tokens or (50 if is_tiny else 810)
@@ -145,12 +151,15 @@ class Bench:
         self.number = 0
         self.say("starting the engines")
         model = write_shape(folder, args.shape)
+        self.has_adapter = args.shape in args.adapters
+        adapter = write_adapter(folder / ADAPTER, args.shape) if self.has_adapter else None
         with ThreadPoolExecutor() as threads:
-            stock = threads.submit(Stock, model, args.shape, self.room, **self.profiler("stock"))
+            stock = threads.submit(Stock, model, args.shape, self.room, adapter, **self.profiler("stock"))
             ours = {
                 way: threads.submit(
                     start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
-                    short_cuts=not args.no_short_cuts, **SCORING[way], **self.profiler(way),
+                    adapter=adapter, **({"short_cuts": False} if args.no_short_cuts else {}), **SCORING[way],
+                    **self.profiler(way),
                 ) for way in args.scoring
             }  # fmt: skip
             self.stock, self.by_scoring = stock.result(), {way: engine.result() for way, engine in ours.items()}
@@ -165,6 +174,7 @@ class Bench:
             "vllm": vllm.__version__, "torch": torch.__version__, "device": device, "shape": self.args.shape,
             "capacity": self.args.capacity, "room_tokens": self.room.kv_tokens, "exact_noise": self.args.exact_noise,
             "short_cuts": not self.args.no_short_cuts, "clock_ms": self.args.clock, "scoring": self.args.scoring[0],
+            "adapter": self.args.shape in self.args.adapters,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -175,7 +185,7 @@ class Bench:
         print(f"[{time.monotonic() - self.began:6.1f} s] {self.args.shape}: {text}", flush=True)
 
     def fits(self, phase: str) -> bool:
-        return self.has_long_context or phase in ("overhead", "profile")
+        return phase in ("overhead", "profile") or (self.has_long_context and self.args.shape not in STATE_BYTES)
 
     def left(self) -> float:
         return self.args.max_seconds - (time.monotonic() - self.began)
@@ -187,7 +197,8 @@ class Bench:
         self.args.out.write_text(json.dumps(self.results, indent=1) + "\n")
 
     def run(self, engine: Watched, pool: Pool) -> tuple[Any, float]:
-        return run_pool(engine, pool, self.number, self.args.shape)
+        lora = ADAPTER if self.has_adapter else None
+        return run_pool(engine, pool, self.number, self.args.shape, lora=lora)
 
     # -- overhead ----------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def checked(name: str) -> dict[str, Any]:
         options["quantization"] = "fp8"
     else:
         model = save_quantised(name, folder)
-    engine = start_own_vllm(random_mlp(HIDDEN), model=folder, dtype="float16", **options)
+    engine = start_own_vllm(random_mlp(HIDDEN), model=folder, dtype="float16", memory_ratio=0.1, **options)
     try:
         modules = worker_of(engine).model_runner.get_model().modules()
         open_search(engine, stops=())

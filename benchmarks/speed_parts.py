@@ -23,6 +23,10 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process u
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
+    "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "tie_word_embeddings": True,
+}  # fmt: skip
 PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
 SHAPES = {
     "qwen3-4b": QWEN3 | {
@@ -46,6 +50,21 @@ SHAPES = {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 2_000, "tie_word_embeddings": True,
     },
+    # A hybrid of about 4B: three of four layers are gated DeltaNet. vLLM wants experts, which the last layer alone has.
+    "qwen3-next-4b": QWEN3_NEXT | {
+        "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 151_936, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 2560,
+        "mlp_only_layers": list(range(31)),
+    },
+    "qwen3-next-tiny": QWEN3_NEXT | {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2_000, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": list(range(3)),
+    },
     "pawn": QWEN3 | {
         "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8,
         "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 141, "tie_word_embeddings": True,
@@ -56,6 +75,9 @@ SHAPES = {
         "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 2_000, "tie_word_embeddings": True,
     },
 }  # fmt: skip
+# Recurrent states fill most of their KV cache, which is given in bytes: tokens say little about it.
+STATE_BYTES = {"qwen3-next-4b": 16 << 30, "qwen3-next-tiny": 256 << 20}
+ADAPTER, ADAPTER_RANK = "adapter", 16
 CONTEXT_TOKENS = 32_768
 SCORER_WIDTH = 512
 THOUGHT_TOKENS = {"pawn": 12}  # mean length: that share of the vocabulary ends a thought
@@ -78,6 +100,33 @@ def write_shape(folder: Path, shape: str) -> str:
         "initializer_range": 0.02, "use_cache": True, **SHAPES[shape],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def write_adapter(folder: Path, shape: str) -> str:
+    """Writes a LoRA adapter of random matrices for the attention of every layer, as peft does."""
+    import torch
+    from safetensors.torch import save_file
+
+    sizes = SHAPES[shape]
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = sizes.get("head_dim") or hidden // heads
+    widths = {
+        "q_proj": (hidden, heads * head), "v_proj": (hidden, sizes["num_key_value_heads"] * head),
+        "o_proj": (heads * head, hidden),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for layer in range(sizes["num_hidden_layers"]):
+        for name, (before, after) in widths.items():
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{place}.lora_A.weight"] = 0.02 * torch.randn(ADAPTER_RANK, before, generator=generator)
+            weights[f"{place}.lora_B.weight"] = 0.02 * torch.randn(after, ADAPTER_RANK, generator=generator)
+    folder.mkdir()
+    save_file({name: each.bfloat16() for name, each in weights.items()}, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": ADAPTER_RANK, "lora_alpha": 32, "bias": "none",
+              "target_modules": list(widths), "base_model_name_or_path": shape}  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return str(folder)
 
 
@@ -112,15 +161,16 @@ class Room:
         """vLLM's options; bytes instead of a share of memory, so that engines can start side by side."""
         options = {
             "load_format": "dummy", "max_model_len": self.context_tokens, "max_num_seqs": self.num_traces,
-            "kv_cache_memory_bytes": self._bytes(SHAPES[shape]),
+            "kv_cache_memory_bytes": STATE_BYTES.get(shape) or self._bytes(SHAPES[shape]),
         }  # fmt: skip
         if self.is_clocked:
             options |= {"distributed_executor_backend": "uni", "async_scheduling": True}  # as on a GPU
-        return options | ({"enforce_eager": True, "block_size": 32} if self.is_cpu else {})
+        if not self.is_cpu:
+            return options
+        return options | {"enforce_eager": True} | ({} if shape in STATE_BYTES else {"block_size": 32})
 
-    @property
-    def dtype(self) -> str:
-        return "float32" if self.is_cpu else "bfloat16"
+    def dtype(self, shape: str) -> str:
+        return "float32" if self.is_cpu and shape not in STATE_BYTES else "bfloat16"
 
     def _bytes(self, shape: dict[str, Any]) -> int:
         head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
@@ -131,15 +181,20 @@ class Room:
 class Stock:
     """vLLM as it comes."""
 
-    def __init__(self, model: str, shape: str, room: Room, **more: Any) -> None:
+    def __init__(self, model: str, shape: str, room: Room, adapter: str | None = None, **more: Any) -> None:
         from vllm import LLM
+        from vllm.lora.request import LoRARequest
+
+        self._lora = LoRARequest(ADAPTER, 1, adapter) if adapter else None
+        if adapter:
+            more |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": ADAPTER_RANK}
 
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         if room.is_clocked:
             more["worker_cls"] = "clocked_device.ClockedWorker"
         with schedules_ahead() if room.is_clocked else nullcontext():
             self._llm = LLM(
-                model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
+                model=model, dtype=room.dtype(shape), skip_tokenizer_init=True, disable_log_stats=True,
                 enable_prefix_caching=True, gpu_memory_utilization=MEMORY_RATIO, **room.options(shape), **more,
             )  # fmt: skip
 
@@ -151,7 +206,8 @@ class Stock:
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        outputs = self._llm.generate([{"prompt_token_ids": prompt}] * count, params, use_tqdm=False)
+        prompts = [{"prompt_token_ids": prompt}] * count
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     def close(self) -> None:
@@ -179,8 +235,9 @@ class NoTokenizer:
 
 
 def start_ours(
-    model: str, shape: str, room: Room, *, exact_noise: bool = False, layers: tuple[int, ...] = (-1,), **more: Any
-) -> Any:
+    model: str, shape: str, room: Room, *, exact_noise: bool = False, layers: tuple[int, ...] = (-1,),
+    adapter: str | None = None, **more: Any,
+) -> Any:  # fmt: skip
     from gambit.config.options import EngineConfig
     from gambit.engines.vllm import start
 
@@ -188,8 +245,9 @@ def start_ours(
     if room.is_clocked:
         own["self_check"] = False  # of states, which a clock does not have
     config = EngineConfig(
-        model=model, engine="vllm", dtype=room.dtype, memory_ratio=MEMORY_RATIO, kv_budget_tokens=room.kv_tokens,
-        engine_options={**room.options(shape), **own, **more},
+        model=model, engine="vllm", dtype=room.dtype(shape), memory_ratio=MEMORY_RATIO,
+        kv_budget_tokens=None if shape in STATE_BYTES else room.kv_tokens,
+        adapters={ADAPTER: adapter} if adapter else {}, engine_options={**room.options(shape), **own, **more},
     )  # fmt: skip
     scorer = random_scorer(SHAPES[shape]["hidden_size"], layers)
     worker = "clocked_device.ClockedScorer" if room.is_clocked else start.WORKER
@@ -320,7 +378,7 @@ class Pool:
 
 
 def run_pool(
-    engine: Watched, pool: Pool, number: int, shape: str, prompt: list[int] | None = None
+    engine: Watched, pool: Pool, number: int, shape: str, prompt: list[int] | None = None, lora: str | None = None
 ) -> tuple[Any, float]:
     """One search to its end; gives it and its seconds."""
     from gambit.config import registry
@@ -334,7 +392,7 @@ def run_pool(
     vocab_size = SHAPES[shape]["vocab_size"]
     ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS.get(shape, USUAL_THOUGHT_TOKENS)))
     rule = BoundaryRule(vocab_size, ends, frozenset(), frozenset(), None)
-    spec = SearchSpec(number, tuple(prompt or prompt_of(number)), rule, frozenset())
+    spec = SearchSpec(number, tuple(prompt or prompt_of(number)), rule, frozenset(), lora=lora)
     callbacks = Callbacks(lambda said: str(said[-1] % 7), lambda deadline: str.__eq__, ignore)
     search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), callbacks)
     began = time.perf_counter()

@@ -23,7 +23,7 @@ def answer_in(text: str, family: str) -> str | None:
         numbers = NUMBER.findall(inside)
         return str(int(numbers[-1])) if numbers else None
     words = re.sub(r"[^a-z ]", "", inside.lower()).strip()
-    return words.removeprefix("the ") or None
+    return words or None  # "the canyon" is not "canyon", as for searches
 
 
 def expected_votes(answers: Sequence[str | None], gold: str, sizes: Sequence[int]) -> list[float]:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.long_chains.compare SEARCH_FOLDER… --out benchmarks/results/long_chains
 
-Only problems that both methods have finished count. Every measure has its 95 % interval from resampled problems, and
+Only problems that both methods have finished count; any other method is compared with plain sampling on those that
+both of these have finished. Every measure has its 95 % interval from resampled problems, and
 p-values by sign flips; the secondary ones are corrected by Holm.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ KEPT = (
     "variant", "problem", "seed", "answer", "gold", "correct", "stop_reason", "generated", "branched", "pruned",
     "completed", "right_traces", "wrong_traces", "revotes", "steps", "began", "seconds", "shard",
 )  # fmt: skip
+KEPT_SINCE = ("at_limit", "evicted", "recomputed", "waited_steps", "kv_peak")  # not in the rows of the first comparison
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
@@ -39,20 +41,33 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
     rows = []
     for folder in folders:
         lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-        rows += [{key: row[key] for key in KEPT} for row in map(json.loads, lines)]
+        rows += [{key: row[key] for key in (*KEPT, *KEPT_SINCE) if key in row} for row in map(json.loads, lines)]
     return sorted(rows, key=lambda row: (row["shard"], row["began"]))
 
 
-def in_pairs(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """Returns the rows of each problem by method, where both methods have finished it."""
+def in_pairs(rows: Sequence[Row], methods: Collection[str] = METHODS) -> list[dict[str, Row]]:
+    """Returns the rows of each problem by method, where all of these methods have finished it."""
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         found.setdefault(row["problem"], {})[row["variant"]] = row
-    return [own for _, own in sorted(found.items()) if own.keys() >= set(METHODS)]
+    return [own for _, own in sorted(found.items()) if own.keys() >= set(methods)]
+
+
+def other_methods(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Returns how every further method does against plain sampling's majority, on the problems of both."""
+    found = {}
+    for name in sorted({row["variant"] for row in rows} - set(METHODS)):
+        both = Comparison(in_pairs(rows, ("sc", name)))
+        if both.pairs:
+            right = both.values(name, lambda row: row["correct"])
+            gap = both.gap(right, both.values("sc", lambda row: row["correct"]))
+            tokens = round(float(both.values(name, lambda row: row["generated"]).mean()))
+            found[name] = {"problems": len(both.pairs), "tokens": tokens, name: gap.pop("gambit"), **gap}
+    return found
 
 
 def pass_at_1(row: Row) -> float:
-    return float(row["right_traces"]) / float(row["completed"])
+    return float(row["right_traces"]) / max(float(row["completed"]), 1.0)
 
 
 def rounded(found: Interval, digits: int = 4) -> list[float]:
@@ -89,11 +104,12 @@ class Comparison:
         right = self.values("gambit", lambda row: row["correct"])
         found = []
         for low, high in pairwise(EDGES):
-            own = [[vote for share, vote in each if low < share <= high or share == low == 0] for each in halves]
+            own = [[vote for share, vote in each if low < share <= high or share == low == 0.0] for each in halves]
             weight = np.array([len(each) / NUM_HALVES for each in own])
             votes = np.array([sum(each) / NUM_HALVES for each in own])
             gap = ratio_interval(weight * right - votes, weight, self.draws)
-            assert gap is not None
+            if gap is None:
+                continue
             found.append({
                 "right traces": [low, high], "problems": round(float(weight.sum()), 1), "difference": rounded(gap),
                 "half of sc": round(float(votes.sum() / weight.sum()), 4),
@@ -142,12 +158,14 @@ def seconds(rows: Sequence[Row]) -> dict[str, Any]:
     final = {turn[0]["shard"]: turn for turn in turns}
     whole = [turn for turn in turns if turn is not final[turn[0]["shard"]]]
     found: dict[str, Any] = {"turns": dict(Counter(turn[0]["variant"] for turn in whole))}
-    spans = {name: np.array([lasted(turn) for turn in whole if turn[0]["variant"] == name]) for name in METHODS}
+    spans = {name: np.array([lasted(turn) for turn in whole if turn[0]["variant"] == name]) for name in found["turns"]}
     for name, span in spans.items():
         took, problems, tokens = span.sum(0)
         found[name] = {"seconds a problem": round(took / problems, 4), "tokens a second": round(tokens / took, 1)}
-    num = min(len(span) for span in spans.values())
-    each = {name: span[:num, 0] / span[:num, 1] for name, span in spans.items()}
+    if not spans.keys() >= set(METHODS):
+        return found  # the time was over too soon
+    num = min(len(spans[name]) for name in METHODS)
+    each = {name: spans[name][:num, 0] / spans[name][:num, 1] for name in METHODS}
     ratio = ratio_interval(each["gambit"], each["sc"], resamples(num))
     assert ratio is not None
     return found | {"gambit / sc": rounded(ratio)}
@@ -165,6 +183,7 @@ def compare(rows: Sequence[Row]) -> dict[str, Any]:
     secondary = {
         **{f"{name} vote": both.gap(right, votes[name]) for name in ("score", "position")},
         "pass@1": both.gap(both.values("gambit", pass_at_1), both.values("sc", pass_at_1)),
+        **other_methods(rows),
     }
     for found, p in zip(secondary.values(), holm([each["p"] for each in secondary.values()]), strict=True):
         found["p by Holm"] = p

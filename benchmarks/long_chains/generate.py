@@ -2,15 +2,17 @@
 
     python -m benchmarks.long_chains.generate --model DIR --out OUT [--engines 3] [--until SECONDS_SINCE_EPOCH]
 
-Three rounds, each handed to all engines at once:
+Rounds, each handed to all engines at once:
 
-1. temperatures, on development problems of the middle size: the one with the best vote (a tie goes to the lower one);
-2. collections of all sizes at this temperature, their problems mixed;
-3. nothing more is sampled: the size to search on is the one whose votes of `VOTES[-1]` on the development and judging
+1. for `moves`, of which nothing is known yet, many sizes on development problems: that one and its neighbours are taken
+   whose votes of `VOTES[-1]` are right most nearly half of the time. Sizes of `chains` are those of `SIZES`;
+2. temperatures, on development problems of the middle size: the one with the best vote (a tie goes to the lower one);
+3. collections of all sizes at this temperature, their problems mixed;
+4. nothing more is sampled: the size to search on is the one whose votes of `VOTES[-1]` on the development and judging
    problems are right most nearly half of the time. Below that size voting leaves nothing to win.
 
 Everything is chosen by plain sampling, nothing on the test split. `--settled chains:12+16+20/lines/0.7` leaves out the
-first round, and at `--end` what is unfinished is left out. `settings.json` holds what was
+first two, and at `--end` what is unfinished is left out. `settings.json` holds what was
 tried and chosen, `NAME.npz` the token ids of a collection, `NAME.jsonl` its problems. `--fake` takes random tokens in
 place of an engine, to try the program on a machine without a GPU.
 """
@@ -33,7 +35,9 @@ from benchmarks.long_chains.answers import answer_in, expected_votes
 from benchmarks.long_chains.problems import generate, prompt
 
 FAMILIES = ("chains", "moves")
-SIZES = {"chains": (12, 16, 20, 24), "moves": (3, 5, 7, 10)}
+SIZES = {"chains": (12, 16, 20, 24)}
+MANY_SIZES = {"moves": (2, 3, 4, 6, 8, 11, 15)}
+USUAL_TEMPERATURE = 0.8  # at which these are tried
 TEMPERATURES = (0.4, 0.6, 0.8, 1.0)
 WANTED = 0.5  # votes that are right
 VOTES = (1, 16)  # sizes of the votes that settings are chosen by
@@ -340,11 +344,19 @@ def counts(text: str) -> dict[str, int]:
 
 def choose(sampler: Sampler, record: dict[str, Any], family: str) -> list[Setting]:
     """Returns the settings of a family's collections; what was tried goes into the record."""
-    sizes = SIZES[family]
+    sizes = SIZES.get(family) or sizes_by_votes(sampler, record, family)
     middle = sizes[(len(sizes) - 1) // 2]
     tried = [Setting(family, middle, "lines", heat) for heat in TEMPERATURES]
     record.setdefault("temperatures", []).extend(rows := sampler.try_out("temperatures", tried, 36, 16))
     return [Setting(family, size, "lines", chosen_temperature(rows)) for size in sizes]
+
+
+def sizes_by_votes(sampler: Sampler, record: dict[str, Any], family: str) -> tuple[int, ...]:
+    """Returns the size with votes on development problems that are right most nearly half of the time, and two more."""
+    tried = [Setting(family, size, "lines", USUAL_TEMPERATURE) for size in MANY_SIZES[family]]
+    record.setdefault("sizes", []).extend(rows := sampler.try_out("sizes", tried, 30, 16))
+    best = min(range(len(rows)), key=lambda at: abs(rows[at][f"vote_of_{VOTES[-1]}"] - WANTED))
+    return MANY_SIZES[family][max(best - 1, 0) : best + 2]
 
 
 def choose_size(out: Path, record: dict[str, Any], family: str) -> None:

@@ -210,7 +210,7 @@ def run_family(bench: Bench, other: Bench | None, options: argparse.Namespace) -
     np.savez_compressed(out / f"{bench.family}-scores.npz", **{k: v.astype(np.float32) for k, v in keep.items()})
     for wanted, (score, _) in fitted.items():
         table = bench.report.found[bench.family]["judged"][named(wanted)]
-        if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES:
+        if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES and table["answered problems"]:
             export(bench, wanted, score, table, options.model, out / f"{bench.family}-{wanted[3]}.safetensors")
     if time.time() < options.until:
         bench.curve(best)

@@ -1,8 +1,8 @@
 """Packs the event logs of test problems on which plain sampling voted wrong and Gambit right, for an animation.
 
-    python -m benchmarks.long_chains.races SCRATCH OUT.tar.xz
+    python -m benchmarks.long_chains.races SCRATCH OUT.tar.xz [NAME]
 
-SCRATCH holds the folders `search-1`, `search-2` … of `gambit bench`.
+SCRATCH holds the folders `NAME-1`, `NAME-2` … of `gambit bench`; NAME is `search` unless given.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def won(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
 
 
 def main() -> None:
-    scratch, out = Path(sys.argv[1]), Path(sys.argv[2])
-    taken = [(folder, own) for folder in sorted(scratch.glob("search-[0-9]")) for own in won(folder).values()]
+    scratch, out, name = Path(sys.argv[1]), Path(sys.argv[2]), (sys.argv[3:] or ["search"])[0]
+    taken = [(folder, own) for folder in sorted(scratch.glob(f"{name}-[0-9]")) for own in won(folder).values()]
     taken.sort(key=lambda pair: int(str(pair[1]["gambit"]["generated"])))
     with tarfile.open(out, "w:xz") as archive:
         for folder, own in taken[:MOST]:

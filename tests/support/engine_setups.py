@@ -109,7 +109,7 @@ def _shared_vllm(scorer, kv_budget_tokens: int | None, options: tuple[tuple[str,
 
 
 def start_own_vllm(
-    scorer=None, *, kv_budget_tokens=None, model=None, adapters=None, dtype="auto", **options: object
+    scorer=None, *, kv_budget_tokens=None, model=None, adapters=None, dtype="auto", memory_ratio=0.9, **options: object
 ) -> Engine:
     """In this process and synchronous unless told otherwise."""
     from gambit.engines.vllm.start import start_vllm as start
@@ -118,7 +118,7 @@ def start_own_vllm(
     fast = {"kv_cache_memory_bytes": 64 << 20, "own_process": False, "self_check": False}
     config = EngineConfig(
         model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, adapters=adapters or {}, dtype=dtype,
-        engine_options={**fast, **options},
+        memory_ratio=memory_ratio, engine_options={**fast, **options},
     )  # fmt: skip
     return start(config, model, scorer or ProjectionScorer())
 
