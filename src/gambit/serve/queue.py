@@ -180,6 +180,7 @@ class SearchDesk:
 
         Where any JSON object will do, an engine that can holds them to that.
         """
+        self._check_open()
         config = request.config
         is_open = config.json_schema is None and config.answer is AnswerKind.JSON and request.tools is None
         if (schema := ANY_OBJECT if is_open else config.json_schema) is None:

@@ -43,22 +43,15 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
         ("parallel_tool_calls skip_special_tokens spaces_between_special_tokens", (True,)),
         ("add_generation_prompt include_reasoning", (True,)),
         ("presence_penalty frequency_penalty priority min_tokens top_logprobs", (0,)),
-        ("repetition_penalty length_penalty best_of", (1,)),
-        ("prompt_logprobs", (False, 0)),
+        ("repetition_penalty length_penalty best_of", (1,)), ("prompt_logprobs", (False, 0)),
         ("logit_bias structured_outputs audio prediction metadata", ({},)),
-        ("stop_token_ids tools functions include", ([],)),
-        ("tool_choice function_call", ("none", "auto")),
-        ("service_tier", ("auto", "default")),
-        ("response_format", (PLAIN_TEXT,)),
-        ("modalities", (["text"],)),
-        ("verbosity", ("medium",)),
-        ("suffix", ("",)),
-        ("truncation", ("disabled",)),
-        ("reasoning", ({},)),
+        ("stop_token_ids tools functions include", ([],)), ("tool_choice function_call", ("none", "auto")),
+        ("service_tier", ("auto", "default")), ("response_format", (PLAIN_TEXT,)), ("modalities", (["text"],)),
+        ("verbosity", ("medium",)), ("suffix", ("",)), ("truncation", ("disabled",)), ("reasoning", ({},)),
         ("text", ({"format": PLAIN_TEXT}, {}, {"format": PLAIN_TEXT, "verbosity": "medium"})),
     )
     for name in names.split()
-}
+}  # fmt: skip
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of one trace, by format
 # Fields of a search that have a name in OpenAI's format already.
 NAMED_OTHERWISE = {"seed": "seed", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",

@@ -41,12 +41,13 @@ class SchemaChecker:
         self._of = model, vocab_size
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
-        self._known = lru_cache(MOST_KNOWN)(self._finding)
+        self._known = lru_cache(MOST_KNOWN)(
+            self._try
+        )  # without the refused ones, whose time may be the machine's fault
 
     def check(self, schema: str) -> None:
         """Raises UserError for a schema that does not compile. The first call starts the process."""
-        if found := self._known(schema):
-            raise UserError(f"the schema {found}")
+        self._known(schema)
 
     def close(self) -> None:
         with self._lock:
@@ -54,7 +55,7 @@ class SchemaChecker:
                 self._process.stop()
                 self._process = None
 
-    def _finding(self, schema: str) -> str:
+    def _try(self, schema: str) -> None:
         try:
             with self._lock:
                 if self._process is None or not self._process.is_alive():
@@ -62,10 +63,12 @@ class SchemaChecker:
                     self._process = WorkerProcess(worker_command(WORKER), "the process that compiles schemas")
                     self._process.send({"tokenizer": tokenizer})
                     self._process.wait_until_ready(float("inf"), STARTUP_SECONDS)
-                return str(self._process.ask({"schema": schema, "seconds": SECONDS}, SECONDS)["wrong"])
+                wrong = self._process.ask({"schema": schema, "seconds": SECONDS}, SECONDS)["wrong"]
         except LOST as error:
             self.close()
             raise EngineError(f"the schema could not be checked ({error!r}): send it again") from error
+        if wrong:
+            raise UserError(f"the schema {wrong}")
 
 
 class AnswerGrammars:
