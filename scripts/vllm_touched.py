@@ -95,7 +95,7 @@ TOUCHED = (
     Touched("vllm.config.scheduler", "SchedulerConfig", read="max_num_seqs", set="async_scheduling"),
     Touched(
         "vllm.config.model", "ModelConfig", called="get_hidden_size get_sliding_window get_vocab_size",
-        read="architecture dtype enforce_eager hf_text_config is_hybrid max_model_len",
+        read="architecture dtype enforce_eager hf_text_config is_hybrid max_model_len model",
     ),
     Touched("vllm.config.compilation", "CUDAGraphMode", is_imported=True, read="FULL"),
     Touched("vllm.config.compilation", "CompilationConfig", read="static_forward_context"),
@@ -129,7 +129,7 @@ TOUCHED = (
              "enable_return_routed_experts kv_cache_config "
              "kv_cache_manager lora_config max_model_len max_num_active_reqs max_num_running_reqs "
              "max_num_scheduled_tokens num_lookahead_tokens num_spec_tokens prev_step_scheduled_req_ids requests "
-             "running use_pp use_v2_model_runner vllm_config",
+             "running structured_output_manager use_pp use_v2_model_runner vllm_config",
         set="max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens running",
     ),
     Touched("vllm.v1.request", "RequestStatus", is_imported=True, read="FINISHED_ABORTED RUNNING"),
@@ -137,10 +137,13 @@ TOUCHED = (
         "vllm.v1.request", "Request", called="update_block_hashes",
         read="_all_token_ids _output_token_ids async_tokens_to_discard is_prefill_chunk max_tokens num_computed_tokens "
              "num_in_flight_tokens num_output_placeholders num_prompt_tokens num_stale_output_tokens num_tokens "
-             "priority request_id sampling_params status use_structured_output",
+             "priority prompt_token_ids request_id sampling_params status structured_output_request "
+             "use_structured_output",
         set="next_decode_eligible_step num_computed_tokens num_in_flight_tokens num_output_placeholders priority "
-            "status",
+            "status structured_output_request",
     ),
+    Touched("vllm.v1.structured_output", "StructuredOutputManager", set="backend"),
+    Touched("vllm.v1.structured_output.request", "StructuredOutputRequest", is_imported=True, set="grammar"),
     Touched(
         "vllm.v1.core.sched.output", "SchedulerOutput",
         read="finished_req_ids new_block_ids_to_zero num_common_prefix_blocks num_scheduled_tokens "

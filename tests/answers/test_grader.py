@@ -450,7 +450,7 @@ class Stub:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     """In a world in which time stands still at 100."""
     made = Stub()
-    monkeypatch.setattr(grading, "GradingProcess", lambda: made)
+    monkeypatch.setattr(grading, "WorkerProcess", lambda: made)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     return made
 
@@ -551,13 +551,13 @@ def test_only_so_much_is_remembered(stub: Stub) -> None:
 
 
 @pytest.fixture
-def talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], grading.GradingProcess]]:
+def talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], grading.WorkerProcess]]:
     """Starts a process that runs a shell command, and ends it."""
-    started: list[grading.GradingProcess] = []
+    started: list[grading.WorkerProcess] = []
 
-    def start(command: str) -> grading.GradingProcess:
+    def start(command: str) -> grading.WorkerProcess:
         monkeypatch.setattr(grading, "worker_command", lambda: ["sh", "-c", command])
-        started.append(grading.GradingProcess())
+        started.append(grading.WorkerProcess())
         return started[-1]
 
     yield start
@@ -635,4 +635,4 @@ def test_a_comparison_gets_a_moment_more_than_its_seconds(talking: Callable, mon
     asked.compare("x", "y", 5.0)
     assert before <= deadlines[0] - 5.0 - grading.GRACE_SECONDS <= time.monotonic()
     with pytest.raises(TimeoutError):
-        grading.GradingProcess._receive(talking("sleep 100"), soon())
+        grading.WorkerProcess._receive(talking("sleep 100"), soon())

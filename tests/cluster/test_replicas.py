@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+import openai
 import pytest
 from typer.testing import CliRunner
 
@@ -23,8 +24,10 @@ from gambit.serve.settings import ApiKey
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from support.attacks import attack_everything
+from support.engine_setups import HAS_VLLM
 from support.searching import plain
 from support.serving import CHAIN, EASY, KEY, OTHER_KEY, answer_of, serving
+from support.tiny import save_worded
 
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
 LONG = {"policy": "sc", "capacity": 8, "num_traces": 5000}  # for as long as a test wants
@@ -180,6 +183,39 @@ def test_answers_streams_and_logs_are_those_of_one_engine(server, alone):
     assert any(getattr(chunk.choices[0].delta, "reasoning", None) for chunk in streamed[:-2])
     assert server.http().get("/health").status_code == 200
     assert "gambit_engines_ready 2" in server.http().get("/metrics").text
+
+
+FIELDS = {"kind": {"enum": ["sun", "rain"]}, "degrees": {"type": "integer", "minimum": 10, "maximum": 99}}
+
+
+def weather(degrees="integer"):
+    fields = {**FIELDS, "degrees": {**FIELDS["degrees"], "type": degrees}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+
+
+def test_an_engine_refuses_a_schema_before_the_search_begins(server):
+    with pytest.raises(openai.BadRequestError, match="the engine local holds no answers to a schema") as refused:
+        server.ask(EASY, key=OTHER_KEY, response_format=weather(), stream=True)
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+def test_an_engine_elsewhere_holds_answers_to_a_schema(ray_cluster, tmp_path):
+    folder = str(save_worded(tmp_path))
+    fast = {"kv_cache_memory_bytes": 64 << 20, "own_process": False, "self_check": False}
+    make = SolverMaker({"model": folder, "engine": "vllm", "scorer": "confidence", "engine_options": fast})
+    base = SearchConfig(policy="sc", capacity=4, seed=0, max_new_tokens=100, thinking_tokens=8)
+    with (
+        EnginePool(make, 1, EngineNeeds(cpus=0.5), jobs_per_engine=2) as pool,
+        serving(ReplicaSolver(folder, pool), base, served_names=("tiny",)) as served,
+    ):
+        pool.wait()
+        reply = served.ask("the weather?", model="tiny", response_format=weather())
+        found = json.loads(reply.choices[0].message.content)
+        assert found["kind"] in ("sun", "rain") and 10 <= found["degrees"] <= 99
+        with pytest.raises(openai.BadRequestError, match='cannot be compiled: Unsupported type "strin"'):
+            served.ask("the weather?", model="tiny", response_format=weather("strin"), stream=True)
 
 
 def test_a_reader_who_leaves_takes_the_search_off_its_engine(server, both):

@@ -28,6 +28,7 @@ CONTRACT = [
 def test_the_contract_holds_on_the_second_model_runner():
     chosen = [f"{TESTS / 'engines/test_engine_contract.py'}::{name}" for name in CONTRACT]
     chosen.append(f"{TESTS / 'engines/test_vllm_engine.py'}::test_the_self_check_passes")
+    chosen.append(f"{TESTS / 'engines/test_vllm_schemas.py'}::test_answers_fit_from_the_end_of_thinking_on")
     chosen.append(f"{TESTS / 'engines/v2_only.py'}")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

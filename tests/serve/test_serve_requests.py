@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 
 import pytest
 
@@ -159,13 +160,20 @@ def test_an_effort_sizes_the_search_in_all_three_formats(reader):
     assert not chat(reader, reasoning_effort="none").config.enable_thinking
 
 
-def test_an_object_may_be_required_but_no_schema(reader):
+def test_an_object_may_be_required_and_a_schema(reader):
     assert chat(reader, response_format={"type": "json_object"}).config.answer == "json"
     assert chat(reader, response_format={"type": "text"}).config.answer == "boxed"
     text = {"format": {"type": "json_object"}, "verbosity": "medium"}
     assert reader.read(ResponseFields, {"model": "M", "input": "a?", "text": text}, NOBODY).config.answer == "json"
-    refused = refusal(reader, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {}}})
-    assert refused.param == "response_format" and "no engine holds its traces" in refused.message
+    flat = {"type": "json_schema", "name": "a", "schema": {"type": "object", "properties": {"b": {}, "a": {}}}}
+    named = {"type": "json_schema", "json_schema": {name: flat[name] for name in ("name", "schema")}}
+    by_chat = chat(reader, response_format=named).config
+    by_response = reader.read(ResponseFields, {"model": "M", "input": "a?", "text": {"format": flat}}, NOBODY).config
+    for missing in ("name", "schema"):
+        rest = {name: flat[name] for name in flat if name != missing}
+        with pytest.raises(ApiError, match=f"text.format.{missing} is missing"):
+            reader.read(ResponseFields, {"model": "M", "input": "a?", "text": {"format": rest}}, NOBODY)
+    assert by_chat.answer == "json" and by_chat.json_schema == by_response.json_schema == json.dumps(flat["schema"])
 
 
 def test_an_effort_replaces_the_servers_pool_and_leaves_what_the_request_gives(reader):

@@ -129,3 +129,11 @@ def tiny_sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(parts)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+
+
+def save_worded(folder: Path, seed: int = 0) -> Path:
+    """As `save_tiny`, with a vocabulary that can write everything."""
+    tokenizer = word_tokenizer()
+    tiny_model(seed, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

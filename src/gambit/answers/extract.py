@@ -29,12 +29,9 @@ def extractor_for(kind: AnswerKind | Extractor) -> Extractor:
     if callable(kind):
         return kind
     extractors: dict[AnswerKind, Extractor] = {
-        AnswerKind.BOXED: extract_boxed,
-        AnswerKind.CHOICE: extract_choice,
-        AnswerKind.NUMBER: extract_number,
-        AnswerKind.TEXT: extract_text,
-        AnswerKind.JSON: extract_json,
-    }
+        AnswerKind.BOXED: extract_boxed, AnswerKind.CHOICE: extract_choice, AnswerKind.NUMBER: extract_number,
+        AnswerKind.TEXT: extract_text, AnswerKind.JSON: extract_json,
+    }  # fmt: skip
     if kind not in extractors:
         raise UserError(f"unknown answer kind {kind!r}: use one of {', '.join(AnswerKind)} or a function of the text")
     return extractors[kind]

@@ -154,12 +154,9 @@ CONSTANT = re.compile(r"(?:[^A-Za-z\\=]|\\(?:frac|sqrt|cdot|times|binom|pi|infty
 RELATION = re.compile(r" ?(<|>|\\(?:le|ge|ne)(?![A-Za-z])) ?")
 TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le", r"\ne": r"\ne"}
 HALF_LINES = {
-    "<": r"(-\infty, {0})",
-    r"\le": r"(-\infty, {0}]",
-    ">": r"({0}, \infty)",
-    r"\ge": r"[{0}, \infty)",
+    "<": r"(-\infty, {0})", r"\le": r"(-\infty, {0}]", ">": r"({0}, \infty)", r"\ge": r"[{0}, \infty)",
     r"\ne": r"(-\infty, {0})\cup({0}, \infty)",
-}
+}  # fmt: skip
 
 
 def solution_of(text: str) -> tuple[str, str] | None:

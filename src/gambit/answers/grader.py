@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -73,7 +73,7 @@ class Grader(AbstractContextManager["Grader"]):
         self._cache_size = cache_size
         self._cache: dict[Pair, bool] = {}
         self._strikes: dict[str, int] = {}
-        self._process: GradingProcess | None = None
+        self._process: WorkerProcess | None = None
         self._lock = threading.Lock()  # of the process and of what is remembered
         self._num_given_up = 0
 
@@ -147,12 +147,12 @@ class Grader(AbstractContextManager["Grader"]):
                 _keep(self._strikes, answer, self._strikes.get(answer, 0) + more, self._cache_size)
         return False
 
-    def _ready_process(self, deadline: float) -> GradingProcess:
+    def _ready_process(self, deadline: float) -> WorkerProcess:
         """Raises TimeoutError if it has not started by the deadline; the next comparison waits on."""
         if self._process is not None and not self._process.is_alive():
             self._drop_process()  # ended while idle, so the next comparison is not to blame
         if self._process is None:
-            self._process = GradingProcess()
+            self._process = WorkerProcess()
         try:
             self._process.wait_until_ready(deadline, self._startup_seconds)
         except EngineError:
@@ -170,7 +170,7 @@ def _no_algebra(first: str, second: str) -> bool:
     raise _NeedsAlgebraError
 
 
-def _algebra(process: GradingProcess, deadline: float, first: str, second: str) -> bool:
+def _algebra(process: WorkerProcess, deadline: float, first: str, second: str) -> bool:
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise GaveUpError("both")
@@ -192,18 +192,20 @@ def _keep(memory: dict[Key, Kept], key: Key, value: Kept, size: int) -> Kept:
 # -- the grading process ---------------------------------------------------------------------------------------
 
 
-class GradingProcess:
-    """A new interpreter that grades, over JSON lines; a fork of this process would copy torch's threads and locks.
+class WorkerProcess:
+    """A new interpreter that answers in JSON lines; a fork of this process would copy torch's threads and locks.
 
     It ends with its stdin, which the kernel closes when this process ends, however it ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: list[str] | None = None, name: str = "the grading process") -> None:
+        self._name = name
         pipe = subprocess.PIPE
         # A session of its own keeps Ctrl-C away from it, and makes one group of it and its children.
         self._process = subprocess.Popen(
-            worker_command(), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True
-        )
+            command or worker_command(), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0,
+            start_new_session=True,
+        )  # fmt: skip
         self._started = time.monotonic()
         self._is_ready = False
         self._unread = b""
@@ -223,7 +225,7 @@ class GradingProcess:
         except LOST as error:
             if isinstance(error, TimeoutError) and deadline < latest:
                 raise
-            raise EngineError(f"the grading process did not start within {startup_seconds} s ({error!r})") from error
+            raise EngineError(f"{self._name} did not start within {startup_seconds} s ({error!r})") from error
         if "failed" in reply:
             raise EngineError(
                 f"the grading process cannot work ({reply['failed']}): pip install 'math-verify>=0.9,<0.10'"
@@ -232,14 +234,20 @@ class GradingProcess:
 
     def compare(self, first: str, second: str, seconds: float) -> bool:
         """Returns whether the expressions are equal; raises GaveUpError, or one of LOST if the process is."""
-        assert self._process.stdin is not None
-        request = {"first": first, "second": second, "seconds": seconds}
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        reply = self._receive(time.monotonic() + seconds + GRACE_SECONDS)
+        reply = self.ask({"first": first, "second": second, "seconds": seconds}, seconds)
         if isinstance(equal := reply.get("equal"), bool):
             return equal
         slow = str(reply.get("gave_up"))
         raise GaveUpError(slow) if slow in STRIKES else ValueError(reply)
+
+    def ask(self, request: Mapping[str, object], seconds: float) -> dict[str, bool | str]:
+        """Returns the reply to a request that takes so many seconds."""
+        self.send(request)
+        return self._receive(time.monotonic() + seconds + GRACE_SECONDS)
+
+    def send(self, request: Mapping[str, object]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def _receive(self, deadline: float) -> dict[str, bool | str]:
         assert self._process.stdout is not None
@@ -264,6 +272,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def worker_command() -> list[str]:
-    # -P: without it Python would put this folder first on the path of modules.
-    return [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
+def worker_command(script: Path | None = None) -> list[str]:
+    # -P: without it Python would put the script's folder first on the path of modules.
+    return [sys.executable, "-P", str(script or Path(__file__).with_name("worker.py"))]

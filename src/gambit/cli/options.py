@@ -85,7 +85,7 @@ SEARCH_PANELS = (
         "consensus_min_traces", "confidence_window", "lora",
     )),
     Panel("Advanced: prompt and sampling", SearchConfig,
-          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),
+          ("json_schema", "system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),
     Panel("Advanced: engine", EngineConfig,
           ("engine_options", "adapters", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights", "offline")),
     Panel("Advanced: verifier", EngineConfig, (

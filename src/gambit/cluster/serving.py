@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TypeAlias
 
@@ -263,6 +263,10 @@ class ReplicaSolver:
     def check_question(self, question: str) -> None:
         if self._named is not None:
             self._named.check_question(question)
+
+    def check_schema(self, schema: str) -> None:
+        """Has an engine check a schema; raises as it does."""
+        self._pool.call_one(methodcaller("check_schema", schema))
 
     def capacity_of(self, config: SearchConfig) -> int:
         return resolved_capacity(with_fixed_pool(config), self._defaults)

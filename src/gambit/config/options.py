@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from gambit.answers import AnswerKind
+from gambit.answers.schema import schema_text
 from gambit.config.effort import SIZES, Effort, filled
 from gambit.errors import UserError
 from gambit.results.vote import Consensus, VoteKind
@@ -204,6 +205,9 @@ class SearchConfig(CheckedModel):
     answer: AnswerKind = Field(
         AnswerKind.BOXED, description="how an answer is read: boxed, choice, number, text or json (an object)"
     )
+    json_schema: str | None = Field(
+        None, description="JSON schema that every answer is held to, an object; sets answer to json; vllm"
+    )
     system_prompt: str | None = Field(
         None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
     )
@@ -214,6 +218,8 @@ class SearchConfig(CheckedModel):
     def _fills_open_options(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Fills what `effort` and `compat` decide; options that are given stay as they are."""
         values = filled(values)
+        if values.get("json_schema") is not None:
+            values = {**values, "answer": AnswerKind.JSON}
         if values.get("compat") != Compat.AUTHORS:
             return values
         given = {name: value for name, value in values.items() if value is not None}
@@ -228,6 +234,11 @@ class SearchConfig(CheckedModel):
         if value is not None:
             check_boundary_rule(value)
         return value
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _is_schema(cls, value: object) -> str | None:
+        return None if value is None else schema_text(value)
 
     @field_validator("consensus_stop")
     @classmethod

@@ -57,6 +57,8 @@ class SearchSpec:
     aggregation: Aggregation | None = None  # of the scores by which traces are evicted; None: the scorer's
     lora: str | None = None  # the name of an adapter of the engine; None: the weights as they are
     has_verifier: bool = False  # traces are evicted by the scores of `set_scores`, not those of the engine's own scorer
+    json_schema: str | None = None  # of every answer, for an engine with a `check_schema`
+    answer_after: int | None = None  # the token after which an answer begins; None: with the first
 
 
 def check_prompt(info: EngineInfo, num_tokens: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 CONFIDENCE_TOP = 20  # DeepConf: the top 20 tokens of the raw distribution
+FORBIDDEN = 20.0  # minus the log-probability that a token counts with where a schema forbids it
 _CANDIDATES = 1024  # sorted first when only top_p filters: a full sort of the vocabulary is rarely needed
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -108,5 +109,6 @@ def _thresholds(scaled: torch.Tensor, filters: Filters) -> torch.Tensor:
 def token_confidence(logits: torch.Tensor) -> torch.Tensor:
     """Returns minus the mean log-probability of the top tokens, before temperature (DeepConf)."""
     logits = logits.float()
-    top = logits.topk(min(CONFIDENCE_TOP, logits.shape[-1]), dim=-1).values
-    return logits.logsumexp(-1) - top.mean(-1)
+    top, total = logits.topk(min(CONFIDENCE_TOP, logits.shape[-1]), dim=-1).values, logits.logsumexp(-1)
+    top = torch.where(top.isneginf(), total[:, None] - FORBIDDEN, top)
+    return total - top.mean(-1)

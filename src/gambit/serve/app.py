@@ -221,7 +221,7 @@ class Api:
         """Answers a question in the format of its path: whole, as a stream, or in the background."""
         kind, form = FORMATS[request.url.path]
         body = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
-        checked = self.reader.read(kind, parse_object(body), request.state.key)
+        checked = await self.desk.held(self.reader.read(kind, parse_object(body), request.state.key))
         fields = checked.fields
         search = self.desk.open(checked, request.state.key, has_reader=fields.stream)
         request.state.note.search = search

@@ -95,25 +95,17 @@ class RequestNote:
 
     def _attributes(self) -> dict[str, object]:
         found: dict[str, object] = {
-            "request_id": self.request_id,
-            "method": self.method,
-            "path": self.path,
-            "status": self.status,
-            "seconds": round(time.monotonic() - self.began, 6),
-            "key": self.key,
-            "client": self.client,
-        }
+            "request_id": self.request_id, "method": self.method, "path": self.path, "status": self.status,
+            "seconds": round(time.monotonic() - self.began, 6), "key": self.key, "client": self.client,
+        }  # fmt: skip
         if (search := self.search) is None:
             return found
         found |= {
-            "search_id": search.id,
-            "model": search.request.fields.model,
-            "policy": search.request.config.policy_name,
-            "user": search.request.user,
-            "queue_seconds": round(search.queue_seconds, 6),
+            "search_id": search.id, "model": search.request.fields.model, "policy": search.request.config.policy_name,
+            "user": search.request.user, "queue_seconds": round(search.queue_seconds, 6),
             "first_seconds": None if search.first_seconds is None else round(search.first_seconds, 6),
             "search_status": str(search.status),
-        }
+        }  # fmt: skip
         if (answer := search.answer) is not None:
             found |= {"prompt_tokens": answer.prompt_tokens, "generated_tokens": answer.completion_tokens,
                       "stop_reason": str(answer.result.stop_reason), "margin": answer.result.margin}  # fmt: skip

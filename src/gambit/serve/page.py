@@ -142,7 +142,8 @@ class LivePage:
         if not isinstance(question, str) or not question.strip():
             raise bad_request("the question is empty", "question")
         messages = [{"role": "user", "content": question}]
-        checked = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer)
+        question = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer)
+        checked = await self.desk.held(question)
         request.state.note.search = search = self.desk.open(checked, viewer)
         return JSONResponse({"id": search.id})
 
@@ -249,15 +250,11 @@ def _row(search: ServedSearch) -> dict[str, object]:
     running = pending.record.tree if search.status is SearchStatus.RUNNING and pending and pending.has_begun else None
     num_completed = result.counts.completed if result else running.count(TraceState.FINISHED) if running else 0
     return {
-        "id": search.id,
-        "question": search.request.last_message[:QUESTION_LENGTH],
-        "status": str(search.status),
+        "id": search.id, "question": search.request.last_message[:QUESTION_LENGTH], "status": str(search.status),
         "policy": search.request.config.policy_name,
-        "num_traces": search.request.config.num_traces or search.num_traces,
-        "num_completed": num_completed,
-        "answer": None if result is None else result.answer,
-        "created": search.created,
-    }
+        "num_traces": search.request.config.num_traces or search.num_traces, "num_completed": num_completed,
+        "answer": None if result is None else result.answer, "created": search.created,
+    }  # fmt: skip
 
 
 def _page(name: str, parts: dict[str, str], status: int = 200) -> Response:

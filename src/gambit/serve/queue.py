@@ -8,16 +8,20 @@ import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gambit import events as ev
+from gambit.answers import AnswerKind
+from gambit.answers.schema import ANY_OBJECT
 from gambit.async_solver import result_of
 from gambit.cluster.serving import AnySolver, NoEngineError, ReplicaSolver, submit_here
 from gambit.config.options import SearchConfig
+from gambit.errors import UserError
 from gambit.results.result import SearchResult
-from gambit.serve.http import ApiError, as_api_error
+from gambit.serve.http import ApiError, as_api_error, bad_request
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.requests import CheckedRequest
 from gambit.serve.search import Bell, SearchStatus, ServedSearch, answer_of
@@ -137,6 +141,7 @@ class SearchDesk:
         self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
         self._probing: asyncio.Task[None] | None = None
         self._kv_usage = 0.0
+        self._checks = ThreadPoolExecutor(1, "gambit-schemas")
         self._submit = solver.submit if isinstance(solver, ReplicaSolver) else partial(submit_here, solver)
         if isinstance(solver, ReplicaSolver):
             solver.listen(self.changed.ring_from_thread, lambda error: self._from_thread(partial(self._die, error)))
@@ -169,6 +174,24 @@ class SearchDesk:
         task.add_done_callback(lambda done: self._settle(search, ticket, done))
         self.changed.ring()
         return search
+
+    async def held(self, request: CheckedRequest) -> CheckedRequest:
+        """Returns the request with the schema of its answers checked; raises an error of status 400 for a wrong one.
+
+        Where any JSON object will do, an engine that can holds them to that.
+        """
+        self._check_open()
+        config = request.config
+        is_open = config.json_schema is None and config.answer is AnswerKind.JSON and request.tools is None
+        if (schema := ANY_OBJECT if is_open else config.json_schema) is None:
+            return request
+        try:
+            await self._loop.run_in_executor(self._checks, self.solver.check_schema, schema)
+        except UserError as error:
+            if is_open:
+                return request
+            raise bad_request(f"{request.schema_place}: {error}", request.schema_place) from error
+        return replace(request, config=config.model_copy(update={"json_schema": schema}))
 
     def _check_open(self) -> None:
         if self.engine_failure is not None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from gambit.answers import AnswerKind
+from gambit.answers.schema import schema_text
 from gambit.config import registry
 from gambit.config.effort import MOST_TRACES_OF, SIZES, Effort, least, replaced_by, unfilled
 from gambit.config.options import SearchConfig, build
@@ -42,26 +43,19 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
         ("parallel_tool_calls skip_special_tokens spaces_between_special_tokens", (True,)),
         ("add_generation_prompt include_reasoning", (True,)),
         ("presence_penalty frequency_penalty priority min_tokens top_logprobs", (0,)),
-        ("repetition_penalty length_penalty best_of", (1,)),
-        ("prompt_logprobs", (False, 0)),
+        ("repetition_penalty length_penalty best_of", (1,)), ("prompt_logprobs", (False, 0)),
         ("logit_bias structured_outputs audio prediction metadata", ({},)),
-        ("stop_token_ids tools functions include", ([],)),
-        ("tool_choice function_call", ("none", "auto")),
-        ("service_tier", ("auto", "default")),
-        ("response_format", (PLAIN_TEXT,)),
-        ("modalities", (["text"],)),
-        ("verbosity", ("medium",)),
-        ("suffix", ("",)),
-        ("truncation", ("disabled",)),
-        ("reasoning", ({},)),
+        ("stop_token_ids tools functions include", ([],)), ("tool_choice function_call", ("none", "auto")),
+        ("service_tier", ("auto", "default")), ("response_format", (PLAIN_TEXT,)), ("modalities", (["text"],)),
+        ("verbosity", ("medium",)), ("suffix", ("",)), ("truncation", ("disabled",)), ("reasoning", ({},)),
         ("text", ({"format": PLAIN_TEXT}, {}, {"format": PLAIN_TEXT, "verbosity": "medium"})),
     )
     for name in names.split()
-}
+}  # fmt: skip
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of one trace, by format
 # Fields of a search that have a name in OpenAI's format already.
 NAMED_OTHERWISE = {"seed": "seed", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
-                   "max_new_tokens": "max_tokens"}  # fmt: skip
+                   "max_new_tokens": "max_tokens", "json_schema": "response_format"}  # fmt: skip
 
 # What clients call an effort, with the names of models that have more steps.
 EFFORTS = {"none": Effort.LOW, "minimal": Effort.LOW, "low": Effort.LOW, "medium": Effort.MEDIUM, "high": Effort.HIGH,
@@ -80,20 +74,47 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: Literal[False] = False
 
 
-def _known(value: object) -> object:
-    if isinstance(value, dict) and value.get("type") == "json_schema":
-        raise ValueError("is json_schema, to which no engine holds its traces: use json_object and name the fields in "
-                         "the question")  # fmt: skip
-    return value
+def _nested(value: object) -> object:
+    """Returns a form of `/v1/responses`, which holds its schema flat, as chat completions write it."""
+    if not isinstance(value, dict) or not {"name", "schema"} & value.keys():
+        return value
+    return {"type": value.get("type"), "json_schema": {name: value[name] for name in value if name != "type"}}
+
+
+class NamedSchema(RequestModel):
+    """A schema to which all answers are held, be it strict or not."""
+
+    name: Annotated[str, Field(pattern=r"^[\w-]{1,64}$")]
+    description: str | None = None
+    strict: bool | None = None
+    content: dict[str, Any] = Field(alias="schema")
+
+    @field_validator("content")
+    @classmethod
+    def _can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
+        schema_text(value)
+        return value
 
 
 class TextFormat(RequestModel):
-    """The form of an answer: any text, or a JSON object."""
+    """The form of an answer: any text, a JSON object, or one that fits a schema."""
 
-    type: Literal["text", "json_object"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("has a schema if it is of type json_schema, and only then")
+        return self
+
+    def flat(self) -> dict[str, object]:
+        """Returns it as `/v1/responses` writes it."""
+        schema = self.json_schema
+        return {"type": self.type, **(schema.model_dump(by_alias=True, exclude_none=True) if schema else {})}
 
 
-AnyFormat = Annotated[TextFormat, BeforeValidator(_known)]
+AnyFormat = Annotated[TextFormat, BeforeValidator(_nested)]
 
 
 class TextOptions(RequestModel):
@@ -237,7 +258,7 @@ _IN_JSON = {"model_type": "must be an object", "dict_type": "must be an object",
 def _place(location: tuple[int | str, ...]) -> str:
     """Returns the place of a field as a client writes it: `messages[0].content`."""
     steps = [f"[{each}]" if isinstance(each, int) else f".{each[:80]}" for each in location if each != "[key]"]
-    return "".join(steps).removeprefix(".")
+    return "".join(steps).removeprefix(".").replace("text.format.json_schema", "text.format")
 
 
 def _shown(value: object) -> str:
@@ -264,6 +285,11 @@ class CheckedRequest:
     @property
     def tools(self) -> Toolbox | None:
         return self.fields.toolbox if isinstance(self.fields, ToolFields) else None
+
+    @property
+    def schema_place(self) -> str:
+        """Returns where a client writes the schema of its answers."""
+        return "text.format.schema" if isinstance(self.fields, ResponseFields) else "response_format.json_schema.schema"
 
     @property
     def last_message(self) -> str:
@@ -344,8 +370,11 @@ class RequestReader:
             given["enable_thinking"] = request.chat_template_kwargs.enable_thinking
         elif request.effort == "none":
             given["enable_thinking"] = False
-        if not isinstance(request, CompletionFields) and request.response_format.type == "json_object":
-            given["answer"] = AnswerKind.JSON
+        if not isinstance(request, CompletionFields) and request.response_format.type != "text":
+            schema = request.response_format.json_schema
+            given |= {"answer": AnswerKind.JSON, "json_schema": None if schema is None else schema.content}
+            if schema is not None and request.toolbox is not None:
+                raise bad_request("tools: answers beside them cannot be held to a schema: leave one out", "tools")
         given.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
         if policy != self.base.policy_name:
             base.pop("policy_options", None)

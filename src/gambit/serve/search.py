@@ -15,6 +15,7 @@ from functools import partial
 
 from gambit import events as ev
 from gambit.answers import AnswerKind
+from gambit.answers.schema import ANY_OBJECT
 from gambit.answers.structured import CALL, answered_calls, canonical_json
 from gambit.cluster.serving import AnySearch, AnySolver
 from gambit.events import Chain
@@ -30,6 +31,7 @@ CUT_SHORT = (StopReason.BUDGET_TOKENS, StopReason.BUDGET_SECONDS, StopReason.INT
 NO_ANSWER = "no answer could be read from any trace: this is the text of the one with the best score"
 NO_END = "no trace came to its end in time: this is the text of the one with the best score so far"
 NO_JSON_OBJECT = "no trace ended with a JSON object: tell the model to write one, or raise the limits of the search"
+NONE_FITS = "no trace ended with JSON that fits the schema: raise the limits of the search"
 NO_TEXT = "the winning trace has its answer inside its thinking and nothing after it"
 
 
@@ -145,7 +147,8 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
         (trace, entry.answer) for trace, entry in zip(record.winners(votes), votes, strict=True)
     ]
     if not picked and request.config.answer is AnswerKind.JSON:
-        raise ApiError(422, NO_JSON_OBJECT, code="no_json")
+        schema = request.config.json_schema
+        raise ApiError(422, NO_JSON_OBJECT if schema in (None, ANY_OBJECT) else NONE_FITS, code="no_json")
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
         picked = [(max(spoken, key=partial(_standing, record.tree)), None)] if spoken else []
@@ -208,20 +211,12 @@ def _search_fields(result: SearchResult, warnings: Sequence[str]) -> dict[str, o
         for entry in result.votes
     ]
     return {
-        "search_id": result.problem_id,
-        "answer": result.answer,
-        "votes": votes,
-        "margin": result.margin,
-        "abstained": result.num_abstained,
-        "policy": result.policy,
-        "seed": result.seed,
-        "counts": dataclasses.asdict(result.counts),
-        "tokens": dataclasses.asdict(result.tokens),
-        "sharing": dataclasses.asdict(result.sharing),
-        "seconds": dataclasses.asdict(result.seconds),
-        "stop_reason": str(result.stop_reason),
-        "warnings": list(dict.fromkeys([*warnings, *result.warnings])),
-    }
+        "search_id": result.problem_id, "answer": result.answer, "votes": votes, "margin": result.margin,
+        "abstained": result.num_abstained, "policy": result.policy, "seed": result.seed,
+        "counts": dataclasses.asdict(result.counts), "tokens": dataclasses.asdict(result.tokens),
+        "sharing": dataclasses.asdict(result.sharing), "seconds": dataclasses.asdict(result.seconds),
+        "stop_reason": str(result.stop_reason), "warnings": list(dict.fromkeys([*warnings, *result.warnings])),
+    }  # fmt: skip
 
 
 # -- from the queue to its end ----------------------------------------------------------------------------------------

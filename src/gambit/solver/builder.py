@@ -39,8 +39,9 @@ from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.storage.files import check_text, package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
-from gambit.text.boundary import BoundaryRule, boundary_rule, check_boundary_rule, continued
+from gambit.text.boundary import THINK_END, BoundaryRule, boundary_rule, check_boundary_rule, continued
 from gambit.text.prompts import encode_problem, ends_of, rule_for, stop_ids
+from gambit.text.tokenizers import single_token
 from gambit.tree import TraceState
 from gambit.types import Aggregation, ChatMessage, Forcing, Problem
 from gambit.verifiers.base import Question, Verifier, VerifierInfo, VerifierThread
@@ -101,6 +102,14 @@ class SolverParts:
         if self.named is not None:
             self.named.check_question(question)
 
+    def check_schema(self, schema: str) -> None:
+        """Refuses a schema to which the engine does not hold answers."""
+        check = getattr(self.engine, "check_schema", None)
+        if check is None:
+            raise UserError(f"the engine {self.engine.info.name} holds no answers to a schema: use another "
+                            "one, or JSON without a schema, whose fields the question names")  # fmt: skip
+        check(schema)
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of a trace, without the token that ended it."""
         spoken = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
@@ -133,6 +142,7 @@ def _start_verifier(
 
 
 LEAST_ANSWER_TOKENS, MOST_ANSWER_TOKENS = 4, 48  # of a forced answer, which has a 32nd of its trace between them
+MOST_JSON_TOKENS = 512  # of one that is held to a schema, which has an eighth
 LAG_SHARES = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
 
 
@@ -304,6 +314,8 @@ class SearchBuilder:
             self._num_searches, tokens, rule, parts.stop_ids, keeps_histories=settings.ghost_parents,
             confidence_window=window, embedding_size=requirements.embedding_size,
             aggregation=self._aggregation(config), lora=config.lora, has_verifier=verifier is not None,
+            json_schema=config.json_schema,
+            answer_after=single_token(parts.engine.tokenizer, THINK_END) if plan.thinks else None,
         )  # fmt: skip
         extract = request.extractor or extractor_for(config.answer)
         if request.problem.tools is not None:
@@ -354,11 +366,14 @@ class SearchBuilder:
         answer, end_of_thought = ends_of(self._parts.engine.tokenizer, config.answer, thinks=thinks)
         if config.thinking_tokens is not None and not thinks:
             notes.append("thinking_tokens has no effect: the model does not think in a block of its own here")
+        most, share, is_auto = MOST_ANSWER_TOKENS, 32, config.force_answers == "auto"
+        if config.json_schema is not None:  # a grammar takes every token of an answer, and begins it by itself
+            answer, most, share, is_auto = end_of_thought, MOST_JSON_TOKENS, 8, is_auto and thinks
         return Forcing(
             answer,
             end_of_thought,
-            answer_tokens=min(MOST_ANSWER_TOKENS, max(LEAST_ANSWER_TOKENS, settings.max_new_tokens // 32)),
-            is_auto=config.force_answers == "auto",
+            answer_tokens=min(most, max(LEAST_ANSWER_TOKENS, settings.max_new_tokens // share)),
+            is_auto=is_auto,
             thinking_tokens=config.thinking_tokens if thinks else None,
         )
 
@@ -454,18 +469,20 @@ class SearchBuilder:
             num_traces=settings.num_traces,
             prompt_tokens=prompt_tokens,
             settings=settings.to_json(),
-            environment=_environment(self._parts, config.lora),
+            environment=_environment(self._parts, config),
         )
 
 
-def _environment(parts: SolverParts, lora: str | None) -> dict[str, ev.Json]:
-    config, info = parts.config, cast("dict[str, ev.Json]", dataclasses.asdict(parts.engine.info))
+def _environment(parts: SolverParts, search: SearchConfig) -> dict[str, ev.Json]:
+    config, lora, info = parts.config, search.lora, cast("dict[str, ev.Json]", dataclasses.asdict(parts.engine.info))
     names = ("gambit-search", "torch", "transformers")
     packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
     scorer = config.scorer if config.scorer != "auto" else parts.scorer.info.architecture
     found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
     if lora is not None:
         found["lora"] = {"name": lora, "hash": models.adapter_hash(config.adapters[lora])}
+    if search.json_schema is not None:
+        found["json_schema"] = search.json_schema
     if parts.verifier is not None:
         verifier = parts.verifier.info
         trust = None if verifier.trust is None else verifier.trust.to_json()

@@ -194,6 +194,10 @@ class Solver(AbstractContextManager["Solver"]):
         """Refuses, before a search begins, a question that a bundled model was not made for."""
         self._parts.check_question(question)
 
+    def check_schema(self, schema: str) -> None:
+        """Refuses, before a search begins, a schema to which the engine does not hold answers; may take a second."""
+        self._parts.check_schema(schema)
+
     def capacity_of(self, config: SearchConfig) -> int:
         """Returns how many traces a search runs at a time."""
         return resolved_capacity(with_fixed_pool(config), self._parts.defaults)
@@ -272,6 +276,8 @@ class Solver(AbstractContextManager["Solver"]):
         self.close()
 
     def _submit(self, request: SearchRequest, should_stop: Callable[[], bool]) -> PendingSearch:
+        if request.config.json_schema is not None:
+            self.check_schema(request.config.json_schema)
         pending = PendingSearch(request, self._builder.history)
 
         def make() -> Search:

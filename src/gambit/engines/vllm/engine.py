@@ -15,6 +15,7 @@ import numpy as np
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.messages import CloseSearch, Regroup, SetScores, StepReport, TraceTask
+from gambit.engines.vllm.schemas import SchemaChecker
 from gambit.errors import DeadEngineError, EngineError, GambitNote, first_line
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import THINKING, advance, boundaries
@@ -106,6 +107,8 @@ class SubmittedSearch:
 class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
+    schemas: SchemaChecker | None = None  # set at the start
+
     def __init__(self, core: VllmCore, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
         """`remembers`: the scorer has histories; the scheduler is informed when one is no longer needed."""
         self.info = info
@@ -194,7 +197,14 @@ class VllmEngine:
         if self._searches.pop(search).is_known and self._failure is None:
             self._guarded(self._core.send, CloseSearch(search))
 
+    def check_schema(self, schema: str) -> None:
+        """Raises UserError for a schema to which answers cannot be held; any thread may call it."""
+        assert self.schemas is not None
+        self.schemas.check(schema)
+
     def close(self) -> None:
+        if self.schemas is not None:
+            self.schemas.close()
         self._searches.clear()
         self._live.clear()
         self._core.close()

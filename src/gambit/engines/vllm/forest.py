@@ -57,12 +57,9 @@ def plan_holder(
     zeros = partial(torch.zeros, dtype=torch.int32, device=device)
     table_memory = zeros(sequences, most_blocks)
     memories = {
-        "query_rows": torch.zeros(parts, dtype=torch.int64, device=device),
-        "query_starts": zeros(sequences + 1),
-        "num_keys": zeros(sequences),
-        "parts": zeros(parts),
-        "part_starts": zeros(most_traces + 1),
-    }
+        "query_rows": torch.zeros(parts, dtype=torch.int64, device=device), "query_starts": zeros(sequences + 1),
+        "num_keys": zeros(sequences), "parts": zeros(parts), "part_starts": zeros(most_traces + 1),
+    }  # fmt: skip
 
     def hold(plan: ForestPlan) -> ForestPlan:
         table = table_memory[: len(plan.block_table)]

@@ -75,10 +75,12 @@ class TraceScheduling:
             if (trace := self._table.traces.get(request)) is not None:
                 yield trace, value
 
-    def add(self, request: str, task: TraceTask) -> None:
+    def add(self, request: str, task: TraceTask) -> SearchSpec:
+        """Adds a trace and returns its search."""
         self._table.add(request, task, self.num_steps)
         if self.histories is not None:
             self.histories.begin(request, task)
+        return self._table.searches[task.spec.key.search].spec
 
     def free(self, request: str) -> None:
         """Notes that vLLM has freed a request. It stays in the table for now: its last token is read later."""

@@ -128,12 +128,8 @@ class RowScoring:
 
 
 NOISE = np.dtype([
-    ("noise_key", np.uint64),
-    ("prompt_tokens", np.int64),
-    ("temperature", np.float32),
-    ("top_p", np.float32),
-    ("top_k", np.int64),
-    ("min_p", np.float32),
+    ("noise_key", np.uint64), ("prompt_tokens", np.int64), ("temperature", np.float32), ("top_p", np.float32),
+    ("top_k", np.int64), ("min_p", np.float32),
 ])  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gambit.engines.base import SearchSpec
 from gambit.engines.vllm import note_on
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
+from gambit.engines.vllm.schemas import SchemaChecker
 from gambit.errors import EngineError, GambitWarning, UserError, first_line, install_line
 from gambit.models.files import SCORER_FILE, adapter_rank
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
@@ -99,6 +100,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
             raise EngineError(f"vLLM does not start: {first_line(error)}{hint}") from error
     info = vllm_build.engine_info(vllm_config, model, {"torch": package_version("torch") or "unknown"})
     engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
+    engine.schemas = SchemaChecker(model, vllm_build.vocab_size(vllm_config))
     if own["self_check"] and not fits(engine):
         warnings.warn(
             "the KV budget is too small for vLLM's self-check, which is left out", GambitWarning, stacklevel=2

@@ -140,12 +140,9 @@ def _params(temperature: float, top_p: float, top_k: int, min_p: float, stop_ids
 def start_client(config: Any, *, own_process: bool) -> Any:
     """Starts an engine core and returns vLLM's client of it."""
     return EngineCoreClient.make_client(
-        multiprocess_mode=own_process,
-        asyncio_mode=False,
-        vllm_config=config,
-        executor_class=Executor.get_class(config),
-        log_stats=False,
-    )
+        multiprocess_mode=own_process, asyncio_mode=False, vllm_config=config,
+        executor_class=Executor.get_class(config), log_stats=False,
+    )  # fmt: skip
 
 
 def new_request(
@@ -159,16 +156,10 @@ def new_request(
 ) -> EngineCoreRequest:
     """Returns a request with these tokens. `number`: in the order of arrival."""
     return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=tokens,
-        mm_features=None,
-        sampling_params=sampling_params,
-        pooling_params=pooling_params,
-        arrival_time=float(number),
-        lora_request=lora,
-        cache_salt=None,
+        request_id=request_id, prompt_token_ids=tokens, mm_features=None, sampling_params=sampling_params,
+        pooling_params=pooling_params, arrival_time=float(number), lora_request=lora, cache_salt=None,
         data_parallel_rank=None,
-    )
+    )  # fmt: skip
 
 
 # -- configuration ---------------------------------------------------------------------------------------------------
@@ -232,18 +223,13 @@ def engine_info(config: Any, model: str, versions: Mapping[str, str]) -> EngineI
     """Describes an engine that has started: only then vLLM knows how many blocks there are."""
     block_tokens = int(config.cache_config.block_size)
     return EngineInfo(
-        name="vllm",
-        model=model,
-        device=str(config.device_config.device_type),
+        name="vllm", model=model, device=str(config.device_config.device_type),
         dtype=str(config.model_config.dtype).removeprefix("torch."),
-        hidden_size=int(config.model_config.get_hidden_size()),
-        context_tokens=int(config.model_config.max_model_len),
-        kv_capacity_tokens=num_blocks(config) * block_tokens,
-        block_tokens=block_tokens,
-        versions={"vllm": VERSION, **versions},
-        most_traces=int(config.scheduler_config.max_num_seqs),
+        hidden_size=int(config.model_config.get_hidden_size()), context_tokens=int(config.model_config.max_model_len),
+        kv_capacity_tokens=num_blocks(config) * block_tokens, block_tokens=block_tokens,
+        versions={"vllm": VERSION, **versions}, most_traces=int(config.scheduler_config.max_num_seqs),
         most_traces_option="max_num_seqs",
-    )
+    )  # fmt: skip
 
 
 def num_blocks(config: Any) -> int:

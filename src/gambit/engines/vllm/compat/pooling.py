@@ -28,17 +28,11 @@ class StatePooler:
     def __init__(self, folder: str, model_type: str, options: dict[str, Any]) -> None:
         _register_headless(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
         arguments = EngineArgs(
-            model=folder,
-            runner="pooling",
-            convert="embed",
+            model=folder, runner="pooling", convert="embed",
             hf_overrides={"architectures": [HEADLESS], "auto_map": {}},
-            pooler_config=PoolerConfig(task=TASK, pooling_type="LAST"),
-            skip_tokenizer_init=True,
-            enable_prefix_caching=True,
-            use_tqdm_on_load=False,
-            disable_log_stats=True,
-            **options,
-        )
+            pooler_config=PoolerConfig(task=TASK, pooling_type="LAST"), skip_tokenizer_init=True,
+            enable_prefix_caching=True, use_tqdm_on_load=False, disable_log_stats=True, **options,
+        )  # fmt: skip
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
         if not config.cache_config.enable_prefix_caching:
             raise ValueError("vLLM has no prefix caching for this model: every thought would be read from the start")

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from gambit.engines.vllm.compat.blocks import blocks_from, only_grow
 from gambit.engines.vllm.compat.core import ignore_interrupts, join_front, num_blocks
@@ -29,6 +30,7 @@ from gambit.engines.vllm.messages import (
     unpacked,
 )
 from gambit.engines.vllm.scheduling import TraceScheduling
+from gambit.engines.vllm.schemas import AnswerGrammars
 from gambit.types import EndReason
 
 REASONS = {FinishReason.STOP: EndReason.STOP, FinishReason.LENGTH: EndReason.LENGTH}
@@ -55,6 +57,9 @@ class _GambitScheduling:
         self._why_plain = self._take_short_cuts() if config.short_cuts else None
         self._traces = TraceScheduling(
             config.scorer, self._num_blocks, self._block_tokens, is_async=isinstance(self, AsyncScheduler)
+        )
+        self._grammars = AnswerGrammars(
+            self.vllm_config.model_config.model, self.vllm_config.model_config.get_vocab_size()
         )
         self._measures_sharing = config.attention is DecodeAttention.AUTO
         self._gathering: list[Any] = []  # requests that came before others of their group
@@ -87,7 +92,15 @@ class _GambitScheduling:
             self._traces.receive(message)
             return
         request.sampling_params.extra_args = packed(message)  # unpacked once, for the workers too
-        self._traces.add(request.request_id, message)
+        search = self._traces.add(request.request_id, message)
+        if search.json_schema is not None:
+            stop_ids, inherited = (
+                request.sampling_params.stop_token_ids,
+                request.prompt_token_ids[message.prompt_tokens :],
+            )
+            self.structured_output_manager.backend = self._grammars
+            request.structured_output_request = StructuredOutputRequest(None)
+            request.structured_output_request.grammar = self._grammars.grammar(search, stop_ids, inherited)
         self._gathering.append(request)
         if message.followers:
             return

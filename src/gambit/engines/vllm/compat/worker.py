@@ -119,14 +119,9 @@ class GambitWorker(Worker):
             return super().sample_tokens(grammar_output)
         values = DeviceValues(self._scoring.stream)
         self._scoring.read(
-            states,
-            model_runner.inner_states(self.model_runner),
-            values,
-            self._row_ids,
-            self._thoughts,
-            embedding_size=self._sampling.embedding_size,
-            is_reported=self.is_driver_worker,
-        )
+            states, model_runner.inner_states(self.model_runner), values, self._row_ids, self._thoughts,
+            embedding_size=self._sampling.embedding_size, is_reported=self.is_driver_worker,
+        )  # fmt: skip
         late = {}
         if self._sampling.has_checks:
             # A second pass through the output layer. Not beside the model: the layer may talk to other ranks.
