@@ -18,8 +18,8 @@ from gambit.errors import UserError
 
 KINDS = {
     **dict.fromkeys((400, 405, 413, 415, 422), "invalid_request_error"), 401: "authentication_error",
-    403: "permission_error", 404: "not_found_error", 408: "timeout_error", 409: "conflict_error", 429: "rate_limit_error",
-    503: "service_unavailable_error",
+    403: "permission_error", 404: "not_found_error", 408: "timeout_error", 409: "conflict_error",
+    429: "rate_limit_error", 503: "service_unavailable_error",
 }  # fmt: skip
 
 
