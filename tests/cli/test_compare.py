@@ -116,20 +116,13 @@ def test_a_vote_by_score_counts_the_same_traces():
     assert vote_within(found, 400, str.__eq__) == ("2", 400)
 
 
-def said_by(forecast, monkeypatch):
-    lines = []
-    monkeypatch.setattr("gambit.cli.forecast.say", lines.append)
-    forecast.is_quiet = False
-    return lines
-
-
 def sample(step, generated, seconds):
     return ev.Sample(step, 60, 0, 0, 4, generated, 0, 410_000, seconds, 0.0, 0.0, 0.0, 0.0)
 
 
-def test_twenty_problems_are_forecast_from_the_first_steps_and_again_from_the_first_problem(monkeypatch):
-    forecast = CompareForecast(64, 24_000, at_once=1, minutes=30)
-    lines = said_by(forecast, monkeypatch)
+def test_twenty_problems_are_forecast_from_the_first_steps_and_again_from_the_first_problem():
+    lines = []
+    forecast = CompareForecast(64, 24_000, at_once=1, minutes=30, say=lines.append)
     assert str(forecast) == "20 problems with twice 64 traces of about 24,000 tokens: 61.4 M tokens"
     for step in (100, 200, 300):
         forecast.on_event(sample(step, 64 * step, step / 100))
@@ -142,9 +135,9 @@ def test_twenty_problems_are_forecast_from_the_first_steps_and_again_from_the_fi
                          "or --capacity 16"]  # fmt: skip
 
 
-def test_a_forecast_of_short_traces_is_one_time_and_proposes_nothing(monkeypatch):
-    forecast = CompareForecast(16, 200, at_once=8, minutes=30)
-    lines = said_by(forecast, monkeypatch)
+def test_a_forecast_of_short_traces_is_one_time_and_proposes_nothing():
+    lines = []
+    forecast = CompareForecast(16, 200, at_once=8, minutes=30, say=lines.append)
     forecast.on_event(sample(200, 3_200, 1.0))
     forecast.on_pair(4.0)
     assert lines == ["20 problems take 5 s at the pace of the first steps",
@@ -153,32 +146,32 @@ def test_a_forecast_of_short_traces_is_one_time_and_proposes_nothing(monkeypatch
 
 def test_a_folder_refuses_other_options_and_other_problems(tmp_path):
     items = [Item(str(number), f"question {number}", "1") for number in range(3)]
-    kept = PairFile(tmp_path, {"search": {"seed": 0}}, items)
+    kept = PairFile(tmp_path, lambda: {"search": {"seed": 0}}, items)
     assert kept.left == items
     done = Pair("1", digest([items[1]])[1], True, True, True, 1, 1, 1.0)
     kept.append(done)
-    again = PairFile(tmp_path, {"search": {"seed": 0}}, [*items, Item("3", "one more", "1")])
+    again = PairFile(tmp_path, lambda: {"search": {"seed": 0}}, [*items, Item("3", "one more", "1")])
     assert again.pairs == [done] and [item.id for item in again.left] == ["0", "2", "3"]
     with pytest.raises(UserError, match=r"search.seed: 0 there, 1 now\): go on with the same options"):
-        PairFile(tmp_path, {"search": {"seed": 1}}, items)
+        PairFile(tmp_path, lambda: {"search": {"seed": 1}}, items)
     with pytest.raises(UserError, match="problem 1 was another one"):
-        PairFile(tmp_path, {"search": {"seed": 0}}, [Item("1", "another", "1")])
+        PairFile(tmp_path, lambda: {"search": {"seed": 0}}, [Item("1", "another", "1")])
     (tmp_path / "compare.json").unlink()
     with pytest.raises(UserError, match="choose another --out"):
-        PairFile(tmp_path, {"search": {"seed": 0}}, items)
+        PairFile(tmp_path, lambda: {"search": {"seed": 0}}, items)
 
 
 def test_a_torn_line_is_searched_again(tmp_path):
     items = [Item("0", "a", "1"), Item("1", "b", "1")]
-    kept = PairFile(tmp_path, {}, items)
+    kept = PairFile(tmp_path, dict, items)
     for item in items:
         kept.append(Pair(item.id, digest([item])[1], True, True, True, 1, 1, 1.0))
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    again = PairFile(tmp_path, {}, items)
+    again = PairFile(tmp_path, dict, items)
     assert [item.id for item in again.left] == ["1"]
     again.append(Pair("1", digest([items[1]])[1], True, True, True, 1, 1, 1.0))
-    assert len(PairFile(tmp_path, {}, items).pairs) == 2
+    assert len(PairFile(tmp_path, dict, items).pairs) == 2
 
 
 @pytest.mark.system

@@ -20,7 +20,7 @@ from rich.table import Table
 from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.bench.datasets import Item, benchmark_for, digest
-from gambit.bench.folder import UNKNOWN, differences, identity_of
+from gambit.bench.folder import differences, identity_of
 from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row
 from gambit.bench.summary import MethodComparison, summarise
@@ -79,7 +79,7 @@ def differences_of(pairs: Sequence[Pair]) -> tuple[MethodComparison, ...]:
 def advice(pairs: Sequence[Pair], at_once: int = 1, effort: Effort | None = None) -> str:
     """Returns one sentence. It calls nothing better on fewer problems than an interval needs."""
     if not pairs:
-        return "No problem was finished: give more --minutes, or --capacity 16 for smaller searches."
+        return "No problem was finished: give more --minutes, or a smaller --capacity."
     if (missing := FEWEST_PROBLEMS - len(pairs)) > 0:
         few = f"{len(pairs)} problem{' is' if len(pairs) == 1 else 's are'} too few to choose by"
         more = missing * mean(pair.seconds for pair in pairs) / at_once
@@ -112,14 +112,15 @@ def power(pairs: Sequence[Pair]) -> str:
 class PairFile:
     """The pairs of a folder, which all have the same options, and problems that are still the same."""
 
-    def __init__(self, folder: Path, plan: Json, items: Sequence[Item]) -> None:
+    def __init__(self, folder: Path, plan: Callable[[], Json], items: Sequence[Item]) -> None:
         self._folder, self._plan, fix = folder, plan, "choose another --out"
         where = f"{folder / PAIRS_FILE}, line"
         found = [files.record_in(Pair, line, f"{where} {number}", "a compared problem", fix)
                  for number, line in files.whole_lines(folder / PAIRS_FILE)]  # fmt: skip
         digests = {item.id: digest([item])[1] for item in items}
-        before = files.read_object(folder / PLAN_FILE, "the plan of a comparison", fix) if found else plan
-        others = [each for each in differences(before, plan) if f'"{UNKNOWN}"' not in each]
+        others: list[str] = []
+        if found:
+            others += differences(files.read_object(folder / PLAN_FILE, "the plan of a comparison", fix), plan())
         others += [f"problem {pair.problem} was another one" for pair in found
                    if digests.get(pair.problem, pair.digest) != pair.digest]  # fmt: skip
         if others:
@@ -129,10 +130,10 @@ class PairFile:
         self.left = [item for item in items if item.id not in {pair.problem for pair in found}]
 
     def append(self, pair: Pair) -> None:
-        """Adds a pair, which is on the disk before the next one; the first also fixes the options."""
+        """Adds a pair, which is on the disk before the next one; the first also fixes the options and the weights."""
         path = self._folder / PAIRS_FILE
         if not any(files.whole_lines(path)):
-            files.write_whole(self._folder / PLAN_FILE, f"{json.dumps(self._plan, indent=2)}\n".encode())
+            files.write_whole(self._folder / PLAN_FILE, f"{json.dumps(self._plan(), indent=2)}\n".encode())
         files.drop_torn_line(path)
         with files.opened_to_append(path) as file:
             files.append_synced(file, json.dumps(dataclasses.asdict(pair)))
@@ -153,12 +154,15 @@ def compare(model: str, file: str, options: CompareOptions, flags: Mapping[str, 
     search = search.with_usual(usual_effort(model))
     if search.effort is Effort.LOW:
         raise UserError("--effort low is a single trace, which no vote can be compared with: give medium or high")
-    plan: Json = {
-        "benchmark": benchmark.name,
-        "search": search.model_dump(mode="json", exclude_unset=True),
-        "engine": engine.model_dump(mode="json", exclude_unset=True, exclude={"offline"}),
-        "identity": dict(identity_of(model, engine.scorer)),
-    }
+
+    def plan() -> Json:
+        return {
+            "benchmark": benchmark.name,
+            "search": search.model_dump(mode="json", exclude_unset=True),
+            "engine": engine.model_dump(mode="json", exclude_unset=True, exclude={"offline"}),
+            "identity": dict(identity_of(model, engine.scorer)),
+        }
+
     code, at_once = OK, 1
     with sole_writer(folder, is_quiet=options.quiet), only_our_warnings(is_quiet=options.quiet):
         kept = PairFile(folder, plan, items)
@@ -183,32 +187,30 @@ def _compare_left(
     ):
         settings = solver.plan(request_of(left[0].question, search, None, None, None), LengthHistory(), 1).settings
         at_once = min(len(left), options.concurrency or fitting_problems(solver, settings))
-        length = usual_tokens(engine.model, settings)
-        forecast = CompareForecast(settings.num_traces, length, at_once, options.minutes, options.quiet)
-        what = EFFORTS[search.effort] if search.effort else f"{settings.num_traces} traces"
-        forecast.say(f"comparing {what} with voting; {forecast}")
+        length, say_it = usual_tokens(engine.model, settings), (lambda _: None) if options.quiet else say
+        forecast = CompareForecast(settings.num_traces, length, at_once, options.minutes, say_it)
+        say_it(f"comparing {EFFORTS[search.effort] if search.effort else 'this pool'} with voting; {forecast}")
         failed = Event()
 
         def compared(item: Item) -> Pair | None:
             usual = mean([pair.seconds for pair in kept.pairs] or [0.0])
-            if time.monotonic() + usual > deadline:
-                return None
-            try:
-                return searched(solver, search, item, is_over, forecast.on_event)
-            except BaseException:
-                failed.set()
-                raise
+            is_late = time.monotonic() + usual > deadline
+            return None if is_late else searched(solver, search, item, is_over, forecast.on_event)
 
         def is_over() -> bool:
             return stop() or failed.is_set() or time.monotonic() > deadline
 
         advance(len(kept.pairs), num_items)
         with ThreadPoolExecutor(at_once, thread_name_prefix="compare") as threads:
-            for done in as_completed([threads.submit(compared, item) for item in left]):
-                if (pair := done.result()) is not None:
-                    kept.append(pair)
-                    forecast.on_pair(pair.seconds)
-                    advance(len(kept.pairs), num_items)
+            try:
+                for done in as_completed([threads.submit(compared, item) for item in left]):
+                    if (pair := done.result()) is not None:
+                        kept.append(pair)
+                        forecast.on_pair(pair.seconds)
+                        advance(len(kept.pairs), num_items)
+            except BaseException:
+                failed.set()  # which ends the other searches
+                raise
     return stop.exit_code, at_once
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gambit.cli.forecast import EFFORTS, CompareForecast, duration, span, usual_tokens
+from gambit.cli.forecast import EFFORTS, CompareForecast, duration, usual_tokens
 from gambit.cli.session import check_model, loaded, only_our_warnings
 from gambit.config.effort import Effort
 from gambit.config.options import EngineConfig, SearchConfig
@@ -55,7 +55,7 @@ def _facts(solver: Solver, model: str) -> Iterator[tuple[str, str]]:
     yield "time", (f"{rate:,.0f} tokens/s with {settings.capacity} short traces: {whole} would take about {time}; "
                    "long traces are slower, most end before")  # fmt: skip
     forecast = CompareForecast(usual_plan.settings.num_traces, usual_tokens(model, usual_plan.settings))
-    yield "compare", f"{forecast}, {span(forecast.times(rate))} at this rate"
+    yield "compare", f"{forecast}, {' to '.join(map(duration, forecast.times(rate)))} at this rate"
 
 
 def _device_memory(device: str) -> str:

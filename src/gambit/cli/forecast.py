@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gambit import events as ev
-from gambit.cli.terminal import say
 from gambit.config.effort import Effort
 from gambit.config.presets import SearchSettings, num_fitting
 from gambit.models import files as models
@@ -19,7 +18,6 @@ FIRST_VOTES = 2
 LONG_TRACE = 8_000  # tokens: shorter traces keep about the pace of their first steps
 SLOWER = 4  # the first steps are than those of traces of 24,000 tokens: 3.7 in results/forest_speed_qwen3-8b.json
 EFFORTS = {
-    Effort.LOW: "low effort: one trace",
     Effort.MEDIUM: "medium effort: rounds of 4 to 16 traces (--effort high: the full pool)",
     Effort.HIGH: "high effort: the full pool (--effort medium: rounds of 4 to 16 traces)",
 }
@@ -65,7 +63,7 @@ class CompareForecast:
     trace_tokens: int  # of a usual trace
     at_once: int = 1
     minutes: float = math.inf
-    is_quiet: bool = True
+    say: Callable[[str], None] = lambda line: None
     said: set[str] = field(default_factory=set)
 
     @property
@@ -94,24 +92,16 @@ class CompareForecast:
     def _say_once(self, source: str, *seconds: float) -> None:
         if source not in self.said:
             self.said.add(source)
-            line = f"{FEWEST_PROBLEMS} problems take {span(seconds)} {source}"
+            line = f"{FEWEST_PROBLEMS} problems take {' to '.join(map(duration, seconds))} {source}"
             smaller = ", or --capacity 16" if self.num_traces > 16 else ""
             more = f"; --minutes {self.minutes:g} may be too few: give {math.ceil(seconds[-1] / 60):,}{smaller}"
             self.say(line + more * (seconds[-1] > 60 * self.minutes))
-
-    def say(self, line: str) -> None:
-        if not self.is_quiet:
-            say(line)
 
 
 def usual_tokens(model: str, settings: SearchSettings) -> int:
     """Returns the tokens of a usual trace by the preset, or twice those of the warm-up, which is half of one."""
     median = models.defaults_of(models.locate(model)).preset.median_length
     return min(int(median or 2 * settings.pool.warmup_tokens), settings.max_new_tokens)
-
-
-def span(seconds: Sequence[float]) -> str:
-    return " to ".join(map(duration, seconds))
 
 
 def most_tokens(started: ev.RunStarted) -> int:
