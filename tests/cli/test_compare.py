@@ -13,16 +13,28 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.bench.datasets import Item, digest
 from gambit.cli.app import app
-from gambit.cli.compare_work import Pair, PairFile, advice, differences_of, fitting_problems, power, vote_within
+from gambit.cli.compare_work import (
+    Pair,
+    PairFile,
+    advice,
+    differences_of,
+    fitting_problems,
+    power,
+    searched,
+    vote_within,
+)
+from gambit.cli.demo import unseen_problem
 from gambit.cli.forecast import CompareForecast
 from gambit.config.effort import Effort
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.result import Counts, SearchResult, Seconds, Tokens, TraceOutline
 from gambit.results.vote import VoteKind
+from gambit.solver import Solver
 from gambit.solver.builder import LengthHistory, request_of
 from gambit.tree import TraceState
 from gambit.types import StopReason
+from support.scripted import FunctionVerifier, is_sound
 
 
 def pair(number, sc, scored, gambit):
@@ -256,6 +268,17 @@ def test_a_pool_that_fills_the_cache_is_searched_alone_and_small_ones_together(p
     assert fitting(capacity=4, swap_size=1) == 8
     assert fitting(capacity=64, warmup_tokens=room // 64) == 1
     assert fitting(capacity=64, warmup_tokens=room // 200) == 3
+
+
+@pytest.mark.system
+def test_a_verifier_reads_the_plain_traces_too():
+    """One that knows the truth, on a puzzle that counted votes get wrong."""
+    problem, gold = unseen_problem(None)
+    reader = FunctionVerifier(is_sound)
+    search = SearchConfig(seed=0, capacity=64, swap_size=4)
+    with Solver("pawn", scorer=reader, engine="local", device="cpu") as solver:
+        found = searched(solver, search, Item("1", problem.question, gold), lambda: False, CompareForecast(64, 200))
+    assert (found.sc_right, found.scored_right) == (False, True) and reader.seen
 
 
 @pytest.mark.system

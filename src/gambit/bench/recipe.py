@@ -311,7 +311,7 @@ RATES: Mapping[str, tuple[int, int | None]] = {
     "deepseek-r1-0528-qwen3-8b": (21_500, 2_360),
     "phi-4-reasoning-plus": (12_600, None),
 }
-LONG_TRACE = 8_000  # tokens, from which on the second rate is nearer
+LONG_TRACE = 8_000  # tokens; shorter ones keep about the pace of their first steps
 
 
 def outlook(recipe: BenchRecipe, planned: Sequence[PlannedSearches]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from threading import Event
 import typer
 from rich.table import Table
 
-from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.bench.datasets import Item, benchmark_for, digest
 from gambit.bench.folder import differences, identity_of
@@ -114,8 +113,7 @@ class PairFile:
 
     def __init__(self, folder: Path, plan: Callable[[], Json], items: Sequence[Item]) -> None:
         self._folder, self._plan, fix = folder, plan, "choose another --out"
-        where = f"{folder / PAIRS_FILE}, line"
-        found = [files.record_in(Pair, line, f"{where} {number}", "a compared problem", fix)
+        found = [files.record_in(Pair, line, f"{folder}, pair {number}", "a compared problem", fix)
                  for number, line in files.whole_lines(folder / PAIRS_FILE)]  # fmt: skip
         digests = {item.id: digest([item])[1] for item in items}
         others: list[str] = []
@@ -163,11 +161,9 @@ def compare(model: str, file: str, options: CompareOptions, flags: Mapping[str, 
             "identity": dict(identity_of(model, engine.scorer)),
         }
 
-    code, at_once = OK, 1
     with sole_writer(folder, is_quiet=options.quiet), only_our_warnings(is_quiet=options.quiet):
         kept = PairFile(folder, plan, items)
-        if kept.left:
-            code, at_once = _compare_left(kept, search, engine, options)
+        code, at_once = _compare_left(kept, search, engine, options) if kept.left else (OK, 1)
     _show(kept.pairs, advice(kept.pairs, at_once, search.effort), as_json=options.as_json)
     if len(kept.pairs) < len(items) and not options.quiet:
         say(f"{len(kept.pairs)} of {len(items)} problems are done: the same command with --out {folder} goes on")
@@ -195,7 +191,7 @@ def _compare_left(
         def compared(item: Item) -> Pair | None:
             usual = mean([pair.seconds for pair in kept.pairs] or [0.0])
             is_late = time.monotonic() + usual > deadline
-            return None if is_late else searched(solver, search, item, is_over, forecast.on_event)
+            return None if is_late else searched(solver, search, item, is_over, forecast)
 
         def is_over() -> bool:
             return stop() or failed.is_set() or time.monotonic() > deadline
@@ -226,11 +222,7 @@ def fitting_problems(solver: Solver, settings: SearchSettings) -> int:
 
 
 def searched(
-    solver: Solver,
-    search: SearchConfig,
-    item: Item,
-    should_stop: Callable[[], bool],
-    on_event: Callable[[ev.Event], None] | None = None,
+    solver: Solver, search: SearchConfig, item: Item, should_stop: Callable[[], bool], forecast: CompareForecast
 ) -> Pair | None:
     """Searches a problem with both methods; None if the time is up before both have ended.
 
@@ -244,7 +236,7 @@ def searched(
     # A vote by score, so that a verifier reads these traces too.
     plain = {"policy": "sc", "vote": VoteKind.SCORE, "first_traces": None, "consensus_stop": "off"}
     voting = search.model_copy(update=plain)
-    sc = solver.solve(problem, voting, should_stop=should_stop, on_event=on_event)
+    sc = solver.solve(problem, voting, should_stop=should_stop, on_event=forecast.on_event)
     budget = search.model_copy(update={"budget_tokens": max(1, sc.tokens.generated)})
     gambit = solver.solve(problem, budget, should_stop=should_stop)
     if StopReason.INTERRUPTED in (sc.stop_reason, gambit.stop_reason):

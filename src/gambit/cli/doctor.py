@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
+ENGINE_PANELS = [panel for panel in SEARCH_PANELS if panel.model is EngineConfig]
 USUAL = ("as_json", "scorer", "engine", "device", "engine_options", "dtype", "kv_budget_tokens", "memory_ratio",
          "any_weights", "offline")  # fmt: skip
 CPU_TORCH = "pip install uv && uv pip install --reinstall-package torch --torch-backend=cpu torch"
@@ -38,11 +39,7 @@ RAY_HINT = f"not installed: {install_line('ray')} (engines on many GPUs and mach
 VLLM_HINT = f"not installed: {install_line('vllm')} (Linux, NVIDIA GPU)"
 
 
-@with_options(
-    *(panel for panel in SEARCH_PANELS if panel.model is EngineConfig),
-    without=("model",),
-    usual=USUAL,
-)
+@with_options(*ENGINE_PANELS, without=("model",), usual=USUAL)
 def doctor(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Try this model: its scorer, pool, memory and time.")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gambit import events as ev
+from gambit.bench.recipe import LONG_TRACE
 from gambit.config.effort import Effort
 from gambit.config.presets import SearchSettings, num_fitting
 from gambit.models import files as models
@@ -15,7 +16,6 @@ from gambit.stats import FEWEST_PROBLEMS
 LONG_TOKENS = 200_000  # that a search may write: with fewer it is over before a line is read
 FORECAST_STEP = 200  # by then an engine has warmed up
 FIRST_VOTES = 2
-LONG_TRACE = 8_000  # tokens: shorter traces keep about the pace of their first steps
 SLOWER = 4  # the first steps are than those of traces of 24,000 tokens: 3.7 in results/forest_speed_qwen3-8b.json
 EFFORTS = {
     Effort.MEDIUM: "medium effort: rounds of 4 to 16 traces (--effort high: the full pool)",
