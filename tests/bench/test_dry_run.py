@@ -2,17 +2,20 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from gambit.bench.recipe import planned_searches, recipe_from
+from gambit.bench.recipe import RATES, planned_searches, recipe_from
 from gambit.cli.app import app
+from gambit.cli.forecast import SLOWER
 from gambit.config.yaml_file import read_mapping
 from gambit.policies import slim_sc
 from support import ROOT
 
+RESULTS = ROOT / "benchmarks" / "results"
 PAPER = ROOT / "benchmarks" / "paper"
 CONTESTS = {"authors_aime_2025": 30, "aime_2026": 30, "authors_hmmt_2024": 30, "authors_hmmt_2025": 30,
             "authors_gpqa_diamond": 198}  # fmt: skip
@@ -64,7 +67,10 @@ def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     assert f"{4 * SIZES[name]:,} searches, about " in said
     scorer = f"{name.replace('_scorer', '')}.safetensors" if "sequence" in name else "auto, the model's own"
     assert f"scorer: {scorer}; seeds: 0, 1, 2, 3; new tokens of a trace: {limit}" in said
-    assert re.search(r"about [\d,.]+ hours on one H200, computed: [\d,]+ tokens at \d\d,\d00 a second", said)
+    about, pace = "about", r"2,[35]\d0 a second, measured with 64 traces of 12,000 tokens"
+    if "phi4" in name:
+        about, pace = "at least", "12,600 a second, measured with 256 short traces; long ones are several times slower"
+    assert re.search(rf"{about} [\d,.]+ hours on one H200, computed: [\d,]+ tokens at {pace}", said)
     recipe = recipe_from(read_mapping(PAPER / f"{name}.yaml", "recipe"))
     planned = list(planned_searches(recipe))
     num_traces = 64 if name == "prefix_value" else 256
@@ -126,3 +132,34 @@ def test_a_small_run_is_counted_out(tmp_path: Path) -> None:
 def test_a_recipe_that_could_not_run_is_refused() -> None:
     assert dry_run("--benchmark", "pawn", "--policies", "beam")[0] == 2
     assert dry_run("--policies", "sc")[0] == 2
+
+
+def test_rates_are_those_of_the_results() -> None:
+    files = {"qwen3-4b-thinking-2507": ("gpu_speed", "forest_speed_qwen3-4b"),
+             "deepseek-r1-0528-qwen3-8b": ("gpu_speed_8b", "forest_speed_qwen3-8b"),
+             "phi-4-reasoning-plus": ("gpu_speed_phi4", None)}  # fmt: skip
+    for model, (short, long) in files.items():
+        found = json.loads((RESULTS / f"{short}.json").read_text())["overhead"]["scoring"]["tokens_per_second"]
+        assert RATES[model][0] == pytest.approx(statistics.median(found), rel=0.01)
+        if long is None:
+            assert RATES[model][1] is None
+        else:
+            case = json.loads((RESULTS / f"{long}.json").read_text())["small"]
+            assert case["case"].startswith("64 x 12000")
+            assert RATES[model][1] == pytest.approx(case["stock"]["tokens_per_second"], rel=0.01)
+
+
+def test_short_traces_have_the_rate_of_short_traces(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    words = ("--benchmark", file, "--model", "Qwen/Qwen3-4B-Thinking-2507", "--max-new-tokens", "2000")
+    said = " ".join(dry_run(*words)[1].split())
+    assert "tokens at 23,800 a second, measured with 256 short traces" in said and "slower" not in said
+
+
+def test_a_forecast_slows_down_as_measured() -> None:
+    """Steps of 64 traces at a tenth of their warm-up, and half-way through 24,000 tokens."""
+    found = json.loads((RESULTS / "forest_speed_qwen3-8b.json").read_text())
+    first = found["search"]["warmup"]["ms_per_step"][0]
+    middle = statistics.mean(found["small"]["stock"]["ms_per_step"])
+    assert pytest.approx(middle / first, rel=0.1) == SLOWER

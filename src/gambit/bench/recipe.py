@@ -303,16 +303,18 @@ def _size(recipe: BenchRecipe, variant: BenchVariant, preset: Preset) -> tuple[i
     return settings.num_traces, min(int(usual), settings.max_new_tokens)
 
 
-# Generated tokens a second of 256 traces at a time on one H200 with vLLM, their thoughts scored, with random weights of
-# the model's shape: medians of benchmarks/results/gpu_speed.json, gpu_speed_8b.json and gpu_speed_phi4.json.
-RATES: Mapping[str, int] = {
-    "qwen3-4b-thinking-2507": 23_800,
-    "deepseek-r1-0528-qwen3-8b": 21_500,
-    "phi-4-reasoning-plus": 12_600,
+# Generated tokens a second on one H200 with vLLM and random weights of the model's shape: of 256 short traces (medians
+# of benchmarks/results/gpu_speed.json, gpu_speed_8b.json and gpu_speed_phi4.json), and of 64 traces of 12,000 tokens,
+# half-way through 24,000 (stock attention in forest_speed_qwen3-4b.json and forest_speed_qwen3-8b.json).
+RATES: Mapping[str, tuple[int, int | None]] = {
+    "qwen3-4b-thinking-2507": (23_800, 2_520),
+    "deepseek-r1-0528-qwen3-8b": (21_500, 2_360),
+    "phi-4-reasoning-plus": (12_600, None),
 }
+LONG_TRACE = 8_000  # tokens; shorter ones keep about the pace of their first steps
 
 
-def outlook(recipe: BenchRecipe, num_tokens: int) -> Iterator[str]:
+def outlook(recipe: BenchRecipe, planned: Sequence[PlannedSearches]) -> Iterator[str]:
     """Yields the sentences. Hours are computed from a measured rate, and left open for other models."""
     engine = build(EngineConfig, recipe.engine)
     needs = "" if engine.scorer != "auto" else ", the model's own"
@@ -321,12 +323,14 @@ def outlook(recipe: BenchRecipe, num_tokens: int) -> Iterator[str]:
     limits = sorted({config.max_new_tokens for config in configs if config.max_new_tokens is not None})
     most = " or ".join(f"{limit:,}" for limit in limits) if limits else "as many as the preset says"
     yield f"scorer: {engine.scorer}{needs}; seeds: {seeds}; new tokens of a trace: {most}"
-    rate = RATES.get(engine.model.rstrip("/").rpartition("/")[2].lower())
-    if rate is None:
+    short, long = RATES.get(engine.model.rstrip("/").rpartition("/")[2].lower(), (None, None))
+    if short is None:
         yield "hours are not computed: the speed of this model has not been measured"
-    else:
-        hours = num_tokens / rate / 3600
-        yield (
-            f"about {max(hours, 0.1):,.1f} hours on one H200, computed: {num_tokens:,} tokens at {rate:,} a second, "
-            "the rate measured with 256 short traces; long traces are slower"
-        )
+        return
+    num_tokens, are_long = sum(each.num_tokens for each in planned), any(p.trace_tokens >= LONG_TRACE for p in planned)
+    rate, measured = (long, "64 traces of 12,000 tokens") if are_long and long else (short, "256 short traces")
+    about, rest = ("at least", "; long ones are several times slower") if are_long and not long else ("about", "")
+    yield (
+        f"{about} {max(num_tokens / rate / 3600, 0.1):,.1f} hours on one H200, computed: {num_tokens:,} tokens at "
+        f"{rate:,} a second, measured with {measured}{rest}"
+    )

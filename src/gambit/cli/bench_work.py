@@ -156,7 +156,7 @@ def _show_plan(recipe: BenchRecipe) -> int:
     num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
-    for sentence in outlook(recipe, num_tokens):
+    for sentence in outlook(recipe, planned):
         put(sentence)
     warn_of(benchmark_for(name, recipe.bench.columns) for name in recipe.bench.benchmarks)
     for missing in recipe.lacking():

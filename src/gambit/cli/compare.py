@@ -12,13 +12,13 @@ from gambit.cli.bench import BENCHMARK
 from gambit.cli.options import FOLDER, MANY, SEARCH_PANELS, with_options
 from gambit.config.options import CheckedModel
 
-OWN = ("model", "effort", "policy", "policy_options", "budget_tokens", "budget_traces", "vote")
+OWN = ("model", "policy", "policy_options", "budget_tokens", "budget_traces", "vote")
 
 
 class CompareOptions(CheckedModel):
     """The options of `gambit compare` beside those of searches and engines."""
 
-    minutes: float = Field(30.0, gt=0, le=100_000, description="the most time; no problem is begun that would not fit")
+    minutes: float = Field(30.0, gt=0, le=100_000, description="the most time; the same --out goes on")
     concurrency: int | None = Field(
         None, ge=1, le=1024, description="problems at a time (default: as many as fit into the KV cache, 8 at most)"
     )
@@ -34,7 +34,7 @@ class CompareOptions(CheckedModel):
 @with_options(
     *SEARCH_PANELS,
     without=OWN,
-    usual=("minutes", "limit", "columns", "out", "as_json", "quiet", "scorer", "engine", "capacity", "seed"),
+    usual=("minutes", "limit", "out", "as_json", "quiet", "effort", "scorer", "engine", "capacity", "seed"),
 )
 def compare(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub name.", show_default=False)],

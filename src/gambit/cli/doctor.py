@@ -19,10 +19,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gambit.cli.options import SEARCH_PANELS, given, picked, with_options
 from gambit.cli.terminal import FAILURE, OK, put
 from gambit.config import registry
-from gambit.config.options import SearchConfig
-from gambit.config.presets import resolve
+from gambit.config.options import EngineConfig
 from gambit.engines.vllm import description, installed
 from gambit.errors import UserError, install_line
 from gambit.models import files as models
@@ -31,25 +31,32 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
-MOST_CONTEXT = 1 << 20  # more than any preset needs
+ENGINE_PANELS = [panel for panel in SEARCH_PANELS if panel.model is EngineConfig]
+USUAL = ("as_json", "scorer", "engine", "device", "engine_options", "dtype", "kv_budget_tokens", "memory_ratio",
+         "any_weights", "offline")  # fmt: skip
 CPU_TORCH = "pip install uv && uv pip install --reinstall-package torch --torch-backend=cpu torch"
 RAY_HINT = f"not installed: {install_line('ray')} (engines on many GPUs and machines)"
 VLLM_HINT = f"not installed: {install_line('vllm')} (Linux, NVIDIA GPU)"
 
 
+@with_options(*ENGINE_PANELS, without=("model",), usual=USUAL)
 def doctor(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Try this model: its scorer, pool, memory and time.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **flags: str | bool | None,
 ) -> int:
     """List the engines and devices that are here, what is missing."""
     if model is None:
+        if options := given(flags):
+            raise UserError(f"{', '.join(options)}: such options are for a model that is tried: gambit doctor MODEL")
         findings = examine()
     else:
         from gambit.cli.doctor_model import examine_model
 
-        findings = [Finding(name, Condition.OK, detail) for name, detail in examine_model(model)]
+        engine = picked(EngineConfig, {**flags, "model": model})
+        findings = [Finding(name, Condition.OK, detail) for name, detail in examine_model(engine)]
     is_fit = all(finding.condition is not Condition.MISSING for finding in findings)
     if as_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
@@ -87,7 +94,6 @@ def examine() -> list[Finding]:
         *_engines(torch),
         _package("ray", Condition.OPTIONAL, RAY_HINT),
         _bundled_model(),
-        *_bundled_pool(torch),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
         Finding("scorers", Condition.OK, ", ".join([*registry.names("gambit.scorers"), "a checkpoint file"])),
     ]
@@ -173,20 +179,6 @@ def _bundled_model() -> Finding:
         return Finding(name, Condition.OK, models.locate(models.BUNDLED))
     except UserError as error:
         return Finding(name, Condition.OPTIONAL, str(error))
-
-
-def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
-    """Describes the pool of a search with the bundled model and no options."""
-    if torch is None:
-        return
-    from gambit.scorers.checkpoint import load_checkpoint
-
-    source = models.locate(models.BUNDLED)
-    path = models.side_file(source, models.SCORER_FILE)
-    trust = load_checkpoint(path).info.trust if path is not None else None
-    defaults = models.defaults_of(source)
-    settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, is_probability=True, trust=trust)
-    yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(settings.pool))
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from gambit import events as ev
-from gambit.config.presets import num_fitting
+from gambit.bench.recipe import LONG_TRACE
+from gambit.config.effort import Effort
+from gambit.config.presets import SearchSettings, num_fitting
+from gambit.models import files as models
+from gambit.stats import FEWEST_PROBLEMS
 
 LONG_TOKENS = 200_000  # that a search may write: with fewer it is over before a line is read
 FORECAST_STEP = 200  # by then an engine has warmed up
 FIRST_VOTES = 2
+SLOWER = 4  # the first steps are than those of traces of 24,000 tokens: 3.7 in results/forest_speed_qwen3-8b.json
+EFFORTS = {
+    Effort.MEDIUM: "medium effort: rounds of 4 to 16 traces (--effort high: the full pool)",
+    Effort.HIGH: "high effort: the full pool (--effort medium: rounds of 4 to 16 traces)",
+}
 
 
 class Forecast:
@@ -44,6 +55,55 @@ class Forecast:
                 self._say(f"the first {FIRST_VOTES} of {started.num_traces} traces have ended: {found}")
 
 
+@dataclass(slots=True)
+class CompareForecast:
+    """Says how long `gambit compare` takes for as many problems as advice needs."""
+
+    num_traces: int  # of each method
+    trace_tokens: int  # of a usual trace
+    at_once: int = 1
+    minutes: float = math.inf
+    say: Callable[[str], None] = lambda line: None
+    said: set[str] = field(default_factory=set)
+
+    @property
+    def tokens(self) -> int:
+        return FEWEST_PROBLEMS * 2 * self.num_traces * self.trace_tokens
+
+    def __str__(self) -> str:
+        traces = f"twice {self.num_traces} traces of about {self.trace_tokens:,} tokens"
+        return f"{FEWEST_PROBLEMS} problems with {traces}: {self.tokens / 1e6:,.3g} M tokens"
+
+    def times(self, rate: float) -> list[float]:
+        """Returns the seconds from the pace of first steps; of long traces the least and the most."""
+        least = self.tokens / max(rate, 1e-9)
+        return [least] if self.trace_tokens < LONG_TRACE else [least, SLOWER * least]
+
+    def on_event(self, event: ev.Event) -> None:
+        """Takes an event of voting."""
+        if isinstance(event, ev.Sample) and event.step >= FORECAST_STEP:
+            rate = self.at_once * event.generated / max(event.seconds_total, 1e-9)
+            self._say_once("at the pace of the first steps", *self.times(rate))
+
+    def on_pair(self, seconds: float) -> None:
+        """Takes the time of a problem that both methods have searched."""
+        self._say_once("by the time of the first one", math.ceil(FEWEST_PROBLEMS / self.at_once) * seconds)
+
+    def _say_once(self, source: str, *seconds: float) -> None:
+        if source not in self.said:
+            self.said.add(source)
+            line = f"{FEWEST_PROBLEMS} problems take {' to '.join(map(duration, seconds))} {source}"
+            smaller = ", or --capacity 16" if self.num_traces > 16 else ""
+            more = f"; --minutes {self.minutes:g} may be too few: give {math.ceil(seconds[-1] / 60):,}{smaller}"
+            self.say(line + more * (seconds[-1] > 60 * self.minutes))
+
+
+def usual_tokens(model: str, settings: SearchSettings) -> int:
+    """Returns the tokens of a usual trace by the preset, or twice those of the warm-up, which is half of one."""
+    median = models.defaults_of(models.locate(model)).preset.median_length
+    return min(int(median or 2 * settings.pool.warmup_tokens), settings.max_new_tokens)
+
+
 def most_tokens(started: ev.RunStarted) -> int:
     """Returns the most tokens that a search may write."""
     budget = _number(started.settings, "budget_tokens")
@@ -56,6 +116,8 @@ def plan_line(started: ev.RunStarted) -> str | None:
     if most_tokens(started) < LONG_TOKENS:
         return None
     line = f"{started.num_traces:,} traces of at most {_number(started.settings, 'max_new_tokens'):,} tokens each"
+    if (first := _number(started.settings, "first_traces")) is not None:
+        line += f", in rounds from {first:,} on"
     engine = started.environment.get("engine")
     engine = engine if isinstance(engine, dict) else {}
     room, state = _number(engine, "kv_capacity_tokens"), _number(engine, "state_tokens") or 0

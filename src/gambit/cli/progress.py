@@ -377,7 +377,7 @@ def progress_bar(
 ) -> Iterator[Callable[[int, int], None]]:
     """Shows a bar with the time that is left, on a terminal only; yields the function that moves it."""
     console = stderr()
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    times = (TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("left"))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with BarWithLines(*columns, console=console, disable=is_quiet or not console.is_terminal, transient=True) as bar:
         bar.lines = lines

@@ -53,6 +53,7 @@ class Style:
     has_titles: bool = False  # of one of several problems
     has_traces: bool = False  # prints all of the trace behind the answer
     is_verbose: bool = False  # prints all that is known about the search
+    effort: str = ""  # that no option named, where it is not the full pool
 
     def show(self, shown: Shown) -> None:
         result = shown.result
@@ -88,7 +89,8 @@ def report(shown: Shown, style: Style) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, value in _facts(result, shown.verdict, is_verbose=style.is_verbose).items():
+    effort = {"effort": style.effort} if style.effort else {}
+    for name, value in (effort | _facts(result, shown.verdict, is_verbose=style.is_verbose)).items():
         facts.add_row(name, Text(value))
     parts: list[RenderableType] = [_headline(result, title)]
     if result.text:

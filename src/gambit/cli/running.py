@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from gambit.answers import Grader
 from gambit.bench.folder import RUN_FILE
-from gambit.cli.forecast import Forecast
+from gambit.cli.forecast import EFFORTS, Forecast
 from gambit.cli.options import picked, read_configs
 from gambit.cli.progress import LiveScreen, PoolScreen, SearchScreen
 from gambit.cli.results import Shown, Style, code_of, worst
@@ -31,6 +31,7 @@ from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, StopSignal, is_watched, 
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.work import ClusterSolver
+from gambit.config.effort import Effort
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
 from gambit.errors import StorageError, UserError
@@ -69,7 +70,9 @@ def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bo
     folder = options.out or new_run_folder()
     job = SolveJob(problems, search, engine, folder, options.concurrency, style, options.output, cluster)
     _check(job)
-    job = dataclasses.replace(job, search=search.with_usual(usual_effort(engine.model)))
+    search = search.with_usual(usual_effort(engine.model))
+    style = dataclasses.replace(style, effort=EFFORTS[search.effort] if search.effort is Effort.MEDIUM else "")
+    job = dataclasses.replace(job, search=search, style=style)
     with sole_writer(folder, is_quiet=style.is_quiet):
         for each in (folder, *(folder / problem.id for problem in problems.problems if problems.is_many)):
             check_free(each)

@@ -120,7 +120,7 @@ class SearchConfig(CheckedModel):
     effort: Effort | None = Field(
         None,
         description="low: one trace that thinks 4,096 tokens at most; medium: rounds of 4 to 16 traces; high: the full "
-        "pool; the default of solve and serve for models that think: medium, where no option says how much to search",
+        "pool; default: high, but for models that think medium (solve, serve, compare), unless an option sizes it",
     )
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
