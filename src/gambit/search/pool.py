@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gambit import events as ev
 from gambit.answers import Equivalent
@@ -28,6 +29,7 @@ from gambit.policies.doubt import FirstScores
 from gambit.policies.islands import Islands
 from gambit.policies.slim_sc import Decode, Embed, ThoughtReader
 from gambit.results.record import SearchRecord
+from gambit.search.decisions import DecisionCheck
 from gambit.search.scores import Scores, VerifierScores, VerifierUse
 from gambit.tree import LIVE, Trace, TraceState, TraceTree
 from gambit.types import (
@@ -161,7 +163,10 @@ class TracePool:
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out in their order, and then forces answers, all in one step of the engine."""
+        progress = partial(self._engine.progress, self._search)
+        checks = DecisionCheck(self._tree, self._settings, self.islands.count, at, progress)
         for decision in decisions:
+            checks.check(decision)
             if isinstance(decision, Start):
                 self._start(decision, at)
             elif isinstance(decision, Branch):
@@ -343,6 +348,8 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
         answer=trace.answer,
         confidence=trace.confidence,
         root=trace.root,
+        parent=trace.parent,
+        last_score=trace.score.last if trace.score.count else None,
     )
 
 
