@@ -228,7 +228,9 @@ def test_a_policy_may_be_an_object_or_a_class():
 
 @pytest.mark.parametrize("wrong", [3, None, object(), ["sc"]])
 def test_what_is_no_policy_is_refused(wrong):
-    with pytest.raises(UserError, match=r"policy = .*: give the name of a policy, or an object with name, .* this lacks name"):
+    with pytest.raises(
+        UserError, match=r"policy = .*: give the name of a policy, or an object with name, .* this lacks name"
+    ):
         SearchConfig(policy=wrong)
 
 

@@ -77,6 +77,9 @@ class ProblemTable:
             blocks[tuple(goes[name])].append(place)
         return [np.array(block) for block in blocks.values()]
 
+    def has_worked(self, variant: str) -> bool:
+        return any(row.error is None for name in self.problems for row in self.rows[variant, name])
+
     def means(self, variant: str, measure: Measure) -> Floats:
         """Returns a measure by problem, averaged over seeds."""
         return np.array([mean_of(map(measure, self.rows[variant, name])) for name in self.problems])
@@ -249,6 +252,9 @@ class Cell:
     num_problems: int = figure(lambda m: len(m.table.problems))
     num_rows: int = figure(lambda m: len(m.rows))
     num_failed: int = figure(lambda m: len(m.rows) - len(m.good))
+    error: str | None = figure(
+        lambda m: next((row.error for row in m.rows if row.error is not None), None)
+    )  # the first
     num_turns: int = figure(lambda m: len(m.table.turns))  # how often the methods took turns on the machine
     accuracy: Interval = figure(lambda m: m.share(right))
     trace_accuracy: Interval | None = figure(Method.trace_accuracy)  # of a single completed trace
@@ -417,11 +423,16 @@ def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
 
 
 def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], baseline: str) -> list[MethodComparison]:
-    """Compares all pairs of a few variants; of many, each with the baseline."""
+    """Compares all pairs of a few variants; of many, each with the baseline; none that failed everywhere."""
     pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
     if len(variants) > MOST_FOR_ALL_PAIRS:
         pairs = [(variant, baseline) for variant in variants if variant != baseline]
-    found = [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
+    found = [
+        _compare(table, name, *pair)
+        for name, table in tables.items()
+        for pair in pairs
+        if all(table.has_worked(variant) for variant in pair)
+    ]
     corrected = st.holm([comparison.p for comparison in found])
     return [replace(comparison, p_corrected=p) for comparison, p in zip(found, corrected, strict=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine
+from gambit.errors import UserError
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -83,6 +85,7 @@ class TracePool:
         self._callbacks = callbacks
         self._requirements = requirements
         most = requirements.first_scores
+        self._are_chances = settings.is_probability and verifier is None  # of the first scores it is checked
         self._first_scores = FirstScores(most, record.tree) if most else None
         need = requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
@@ -127,11 +130,20 @@ class TracePool:
             self.emit(ev.Admitted(at, won.trace, won.reused, won.recomputed, won.waited_steps))
         if scored:
             traces, scores, lengths = zip(*((each.trace, each.score, each.num_tokens) for each in scored), strict=True)
+            self._check_scores(scores)
             self.emit(ev.Scored(at, traces, scores, lengths))
         for done in step.finished:
             self._finish(done, at)
         if self._reader is not None:
             self._reader.note(step.scored)
+
+    def _check_scores(self, scores: Sequence[float]) -> None:
+        """Refuses NaN, and first scores outside 0 to 1 of a scorer whose scores are to be chances."""
+        are_chances, self._are_chances = self._are_chances, False
+        wrong = next((each for each in scores if math.isnan(each) or (are_chances and not 0 <= each <= 1)), None)
+        if wrong is not None:
+            fix = "a number" if math.isnan(wrong) else "0 to 1, or have is_probability=False in its ScorerInfo"
+            raise UserError(f"scorer {self._record.started.environment.get('scorer')!r} gave {wrong:g}: give {fix}")
 
     def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:
