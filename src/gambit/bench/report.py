@@ -17,6 +17,7 @@ from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings, headline
+from gambit.config.registry import is_import
 from gambit.errors import GambitError, UserError
 from gambit.policies.base import Outcome
 from gambit.results.html import Markup, joined, page, tag
@@ -152,8 +153,8 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
 
 
 def _idle_methods(plan: BenchPlan, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields a sentence for each method that had nothing to do."""
-    for variant in plan.variants:
+    """Yields a sentence for each method that had nothing to do; a folder's own MODULE:NAME is not imported for it."""
+    for variant in (each for each in plan.variants if not is_import(each.policy)):
         good = [row for row in rows if row.variant == variant.label and row.error is None]
         outcome = Outcome(
             num_roots=max((row.roots for row in good), default=0),
