@@ -429,7 +429,7 @@ def show_training(out: Path, trained: training.Trained, as_json: bool) -> None:
         f"{best.held_out_auc:.4f}")  # fmt: skip
     if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
-    num_mixed = trust["num_problems"] if isinstance(trust := metadata["trust"], dict) else 0
+    num_mixed = trust["problems"] if isinstance(trust := metadata["trust"], dict) else 0
     if num_mixed < FEWEST_PROBLEMS:
         put(f"searches trust it little: {num_mixed} of its test problems have right and wrong traces, of {FEWEST_PROBLEMS} "
             "that would count; collect more (about 200 problems), or `gambit scorer eval --write` on others")
