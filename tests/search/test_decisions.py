@@ -51,7 +51,7 @@ WRONG = [
     (Start(4, None), "on_pressure is None: give OnPressure"),
     (Start(4, PressureAction.PRUNE), "on_pressure is .*: give OnPressure"), (Start(100, QUEUE), "has room for 0"),
     (Start(-1, QUEUE), "count is at least 0"), (Start(0, QUEUE, None, 3), "numbered from 0 to 0"),
-    (Start(1.0, QUEUE), "count is 1.0: give int"), (Start(0, QUEUE, 5), "stop_rule is 5: give StopRule or NoneType"),
+    (Start(1.0, QUEUE), "count is 1.0: give int"), (Start(0, QUEUE, 5), "stop_rule is 5: give gambit.types.StopRule . None"),
     (Force(0, "x"), "give tokens and max_tokens"), (Force(0, "x", [1]), r"given is \[1\]: give tuple"),
     (SplitIslands(PoolSettings(1, 1, 1, 1)), "1 islands are split into a multiple of that, 4 at most"),
     (SplitIslands(3), "pool is 3: give PoolSettings"), ("Prune(0)", "this is none of Start, Branch, Force, Prune"),

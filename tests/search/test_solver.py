@@ -298,3 +298,12 @@ def test_a_log_is_read_from_a_path_or_a_text_and_replayed_without_more(solver, t
     log = tmp_path / "run" / "events.jsonl"
     assert list(ev.read_log(str(log))) == list(ev.read_log(log))
     assert comparable(replay(str(log))) == comparable(replay(log, str.__eq__)) == comparable(result)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_method_that_had_nothing_to_do_is_a_warning_once(tiny_folder):
+    with Solver(str(tiny_folder), device="cpu", scorer="constant") as solver:
+        first, second = (solver.solve("a=1+2", quick(policy="step")) for _ in range(2))
+    [warning] = [each for each in first.warnings if "cannot have worked" in each]
+    assert warning.startswith("step cannot have worked: it prunes when memory is short and never did: at most ")
+    assert not any("cannot have worked" in each for each in second.warnings)

@@ -156,16 +156,13 @@ def _idle_methods(plan: BenchPlan, rows: Sequence[Row]) -> Iterator[str]:
     """Yields a sentence for each method that had nothing to do; a folder's own MODULE:NAME is not imported for it."""
     for variant in (each for each in plan.variants if not is_import(each.policy)):
         good = [row for row in rows if row.variant == variant.label and row.error is None]
-        outcome = Outcome(
-            num_roots=max((row.roots for row in good), default=0),
-            num_pruned=sum(row.pruned for row in good),
-            lengths=[length for row in good for length in row.total_lengths],
-            kv_share=max((row.kv_peak / max(row.kv_capacity, 1) for row in good), default=0.0),
-        )
+        lengths = [length for row in good for length in row.total_lengths]
+        most = max((row.roots for row in good), default=0)
+        kv_share = max((row.kv_peak / max(row.kv_capacity, 1) for row in good), default=0.0)
+        outcome = Outcome(most, sum(row.pruned for row in good), lengths, kv_share)
         with suppress(UserError):  # a policy that is not installed here
-            reason = idle_reason(plan.recipe.search_config(variant, 0, {}), outcome) if outcome.lengths else None
-            if reason is not None:
-                yield f"{variant.label}: {reason}."
+            if reason := idle_reason(plan.recipe.search_config(variant, 0, {}), outcome):
+                yield f"{variant.label} cannot have worked: {reason}."
 
 
 def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:

@@ -24,11 +24,8 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
             described = _describe(name)
         except UserError as error:  # in a package of somebody else's
             warn(str(error))
-            continue
-        if as_json:
-            typer.echo(json.dumps(described))
         else:
-            _put_policy(described)
+            typer.echo(json.dumps(described)) if as_json else _put_policy(described)
     return OK
 
 

@@ -52,7 +52,7 @@ KINDS = {"gambit.policies": "policy", "gambit.scorers": "scorer", "gambit.models
 
 # Groups whose names may be MODULE:NAME or FILE.py:NAME too.
 _BY_IMPORT = ("gambit.policies", "gambit.scorers")
-_IMPORT = re.compile(r"(?!(hf|verifier):)(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
+_IMPORT = re.compile(r"(?!(hf|verifier):)[^:]+:[A-Za-z_]\w*")
 
 
 def knows(group: str, name: str) -> bool:
@@ -78,9 +78,9 @@ def load(group: str, name: str) -> object:
     try:
         return installed[name].load()
     except Exception as error:
-        package = f"the package {found.name}" if (found := installed[name].dist) is not None else "a package"
-        raise UserError(f"the {KINDS[group]} {name!r} of {package} cannot be loaded ({named(error)}): mend or "
-                        f"remove it; its entry point is {installed[name].value}") from error  # fmt: skip
+        package = getattr(installed[name].dist, "name", "unknown")
+        raise UserError(f"the {KINDS[group]} {name!r} of the package {package} cannot be loaded ({named(error)}): mend "
+                        "or remove that package") from error  # fmt: skip
 
 
 def is_import(name: str) -> bool:

@@ -99,10 +99,8 @@ def lacking(config: SearchConfig) -> str | None:
 
 
 def idle_reason(config: SearchConfig, outcome: Outcome) -> str | None:
-    """Returns why a policy had nothing to do in searches that are over, if it says so."""
-    if not isinstance(config.policy, str | type):
-        return None  # its options are its own
-    policy = load_policy(config.policy)
-    idle: Callable[[BaseModel, Outcome], str | None] | None = getattr(policy, "idle", None)
-    reason = None if idle is None else idle(policy_options(config), outcome)
-    return None if reason is None else f"{config.policy_name} cannot have worked: {reason}"
+    """Returns why a policy that is named had nothing to do in searches that are over, if it says so."""
+    if not outcome.lengths or not isinstance(config.policy, str | type):
+        return None
+    idle: Callable[[BaseModel, Outcome], str | None] | None = getattr(load_policy(config.policy), "idle", None)
+    return None if idle is None else idle(policy_options(config), outcome)

@@ -176,9 +176,9 @@ class TracePool:
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out in their order, and then forces answers, all in one step of the engine."""
         progress = partial(self._engine.progress, self._search)
-        checks = DecisionCheck(self._tree, self._settings, self.islands.count, at, progress)
+        checks = DecisionCheck(self._tree, self._settings, self.islands.count, progress)
         for decision in decisions:
-            checks.check(decision)
+            checks.check(decision, at)
             if isinstance(decision, Start):
                 self._start(decision, at)
             elif isinstance(decision, Branch):

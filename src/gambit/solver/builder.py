@@ -489,14 +489,15 @@ class LengthHistory:
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
         ended, counts = record.early_ends, record.counts
-        if self._has_warned or not counts.completed:
-            return ()
         lengths = [trace.num_tokens for trace in record.tree.in_state(TraceState.FINISHED)]
-        reason = idle_reason(config, Outcome(counts.roots, counts.pruned, lengths, record.kv_share))
+        found = []
         if ended is not None and ended.are_most:
-            reason = ended.sentence("the traces")
-        self._has_warned = reason is not None
-        return WarnOnce().warn([reason] if reason else [])
+            found.append(ended.sentence("the traces"))
+        elif reason := idle_reason(config, Outcome(counts.roots, counts.pruned, lengths, record.kv_share)):
+            found.append(f"{config.policy_name} cannot have worked: {reason}")
+        news = () if self._has_warned else WarnOnce().warn(found)
+        self._has_warned |= bool(news)
+        return news
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
         """Returns the defaults with the lengths of earlier runs, if there were any."""
