@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import shorten
 from typing import get_args
 
 from gambit.config.presets import SearchSettings
@@ -17,7 +18,6 @@ _KIND_OF = {
     "count": int, "island": int, "parent": int, "inherited": int, "trace": int, "reason": str, "given": tuple,
     "max_tokens": int | None, "on_pressure": OnPressure, "stop_rule": StopRule | None, "pool": PoolSettings,
 }  # fmt: skip
-MOST_SHOWN = 120  # characters of a decision in a message
 
 
 def checked_wake(policy: str, wake: Wake) -> Wake:
@@ -31,7 +31,7 @@ def checked_wake(policy: str, wake: Wake) -> Wake:
 def check_answer(policy: str, answer: object, at: int) -> None:
     """Raises unless `decide` has returned a pair."""
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], list | tuple)):
-        raise UserError(f"policy {policy!r}, step {at}: decide returned {repr(answer)[:MOST_SHOWN]}: "
+        raise UserError(f"policy {policy!r}, step {at}: decide returned {_short(answer)}: "
                         "return a pair (state, [decision, …])")  # fmt: skip
 
 
@@ -50,8 +50,7 @@ class DecisionCheck:
 
     def check(self, decision: Decision, at: int) -> None:
         if (fault := _wrong_field(decision) or self._fault(decision)) is not None:
-            text = repr(decision)[:MOST_SHOWN]
-            raise UserError(f"policy {self.settings.policy!r}, step {at}: {text}: {fault}")
+            raise UserError(f"policy {self.settings.policy!r}, step {at}: {_short(decision)}: {fault}")
 
     def _fault(self, decision: Decision) -> str | None:
         now, traces = self.num_islands, self.tree.traces
@@ -102,3 +101,7 @@ def _wrong_field(decision: Decision) -> str | None:
         if not isinstance(value, kind) or isinstance(value, bool):
             return f"{name} is {value!r}: give {getattr(kind, '__name__', kind)}"
     return None
+
+
+def _short(value: object) -> str:
+    return shorten(repr(value), 60, placeholder=" …")
