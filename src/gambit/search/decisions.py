@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from textwrap import shorten
 from typing import get_args
 
@@ -42,11 +41,7 @@ class DecisionCheck:
     tree: TraceTree
     settings: SearchSettings
     num_islands: int
-    progress_of: Callable[[], Mapping[int, Progress]]
-
-    @cached_property
-    def progress(self) -> Mapping[int, Progress]:
-        return self.progress_of()
+    progress: Mapping[int, Progress]  # of live traces, where one is to branch
 
     def check(self, decision: Decision, at: int) -> None:
         if (fault := _wrong_field(decision) or self._fault(decision)) is not None:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from gambit import events as ev
 from gambit.answers import Equivalent
@@ -175,7 +174,8 @@ class TracePool:
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out in their order, and then forces answers, all in one step of the engine."""
-        progress = partial(self._engine.progress, self._search)
+        has_branches = any(isinstance(decision, Branch) for decision in decisions)
+        progress = self._engine.progress(self._search) if has_branches else {}
         checks = DecisionCheck(self._tree, self._settings, self.islands.count, progress)
         for decision in decisions:
             checks.check(decision, at)
