@@ -16,9 +16,9 @@ from gambit.api import (
     Prune,
     SearchConfig,
     Solver,
-    Start,
     VoteKind,
     Wake,
+    top_up,
 )
 
 PUZZLES = {
@@ -34,26 +34,26 @@ class Patient:
 
     name: ClassVar[str] = "patient"
     default_vote: ClassVar[VoteKind] = VoteKind.SCORE
+    num_traces: int
     capacity: int
     check_interval: int
     margin: float
 
     @property
     def wake(self) -> Wake:
-        return Wake(every_steps=self.check_interval)
+        return Wake(every_steps=self.check_interval, on_completion=True)
 
     def initial_state(self) -> None:
         return None
 
     def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        if view.num_created == 0:
-            return None, [Start(self.capacity, OnPressure(PressureAction.PRUNE))]
+        started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.PRUNE))
         scored = [trace for trace in view.traces if trace.score is not None]
         best = max((trace.score for trace in scored), default=0.0)
-        return None, [Prune(trace.id, "behind") for trace in scored if trace.score < best - self.margin]
+        return None, [*started, *(Prune(trace.id, "behind") for trace in scored if trace.score < best - self.margin)]
 
 
-METHODS = {"voting": "sc", "patient": Patient(capacity=32, check_interval=20, margin=0.5), "gambit": "gambit"}
+METHODS = {"voting": "sc", "patient": Patient(32, 32, check_interval=20, margin=0.5), "gambit": "gambit"}
 
 with Solver("pawn", engine="local") as solver:
     for puzzle, right in PUZZLES.items():

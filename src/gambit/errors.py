@@ -44,6 +44,13 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def named(error: BaseException) -> str:
+    """Returns the message of an error raised on purpose, and the kind of any other before its message."""
+    if isinstance(error, GambitError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def reason_of(error: Exception) -> str:
     """Returns the reason of a failed system call, without its number and path; of other errors, the message."""
     return getattr(error, "strerror", None) or str(error)

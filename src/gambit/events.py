@@ -322,14 +322,14 @@ class LogWriter(AbstractContextManager["LogWriter"]):
         self.close()
 
 
-def read_log(path: Path) -> Iterator[Event]:
+def read_log(path: Path | str) -> Iterator[Event]:
     """Yields the events of a log file, plain or gzip-compressed (.gz), one for each line.
 
     A last line cut short by a kill is left out. Any other broken line is an error that names it, and so is one that
     does not fit the lines before it.
     """
     chain = Chain()
-    for number, line in enumerate(_whole_lines(path), start=1):
+    for number, line in enumerate(_whole_lines(Path(path)), start=1):
         try:
             event = _read_line(line, chain)
         except BrokenChainError as error:

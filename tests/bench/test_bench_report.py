@@ -249,6 +249,17 @@ def test_failures_count_as_wrong_and_cost_nothing() -> None:
     assert any("1 searches failed" in caution for caution in cautions(summary_of(rows)))
 
 
+def test_a_method_that_failed_everywhere_is_named_first_and_compared_with_nothing() -> None:
+    rows = [row("sc", i, i < 20) for i in range(25)]
+    rows += [row("gambit", i, False, error="KeyError: 7", generated=0, completed=0) for i in range(25)]
+    summary = summary_of(rows)
+    failed = "gambit failed in all of its 25 searches (KeyError: 7)."
+    assert cautions(summary)[0] == failed and headline(summary) == failed
+    assert summary.comparisons == () and findings(summary) == []
+    rows[-1] = row("gambit", 24, False)
+    assert "failed in all" not in " ".join(cautions(summary_of(rows))) and summary_of(rows).comparisons
+
+
 def test_single_traces_are_compared_by_problem_where_both_have_completed_any() -> None:
     shares = {"sc": (0, 1, 2, 4, 0, 0, 1), "gambit": (0, 2, 3, 4, 1, 0, None)}  # right ones of four, or none completed
     rows = [

@@ -238,6 +238,148 @@ def test_a_finished_run_resumes_to_nothing(whole: Path, tmp_path: Path) -> None:
     assert (folder / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
 
 
+OWN = """
+from gambit.policies.baselines import SelfConsistency
+
+class Mine(SelfConsistency):
+    \"\"\"Self-consistency by another name.\"\"\"
+    name = "mine"
+
+class Broken(Mine):
+    def decide(self, state, view):
+        return {}[7]
+"""
+OWN_SCORER = """
+import torch
+from gambit.scorers.base import ScorerInfo
+
+class Flat:
+    info = ScorerInfo("flat")
+    def to(self, device):
+        return self
+    def score(self, thoughts):
+        return torch.full((len(thoughts.states),), 0.5)
+"""
+
+
+def test_a_finished_run_takes_further_methods_problems_and_seeds(base: list[str], tmp_path: Path) -> None:
+    run, at_once = tmp_path / "run", tmp_path / "at_once"
+    assert bench(*base, "--limit", "2", "--policies", "sc", "--out", str(run), "--no-report")[0] == 0
+    first = (run / "rows.jsonl").read_bytes()
+    for more in (("--policies", "sc,single"), ("--limit", "3"), ("--seeds", "1,0")):
+        code, _, err = bench("--resume", "--out", str(run), *more)
+        assert code == 0, err
+    assert (run / "rows.jsonl").read_bytes().startswith(first)
+    bench(*base, "--limit", "3", "--policies", "sc,single", "--seeds", "0,1", "--out", str(at_once), "--no-report")
+    assert len(measured(at_once)) == 12 and measured(run) == measured(at_once)
+    report = json.loads((run / "report.json").read_text())
+    assert report["num_rows"] == report["num_expected"] == 12 and report["variants"] == ["sc", "single"]
+    for less, words in (
+        (("--policies", "single"), "policies: "), (("--limit", "2"), "limit: 3 there, 2 now"),
+        (("--seeds", "0"), "seeds: "), (("--policies", "sc,single,gambit", "--capacity", "5"), "capacity: 6 there, 5"),
+    ):  # fmt: skip
+        code, _, err = bench("--resume", "--out", str(run), *less)
+        assert code == 2 and "another configuration" in err and words in err, err
+    assert len(measured(run)) == 12
+
+
+def test_another_file_of_problems_is_no_growth(base: list[str], problems: Path, tmp_path: Path) -> None:
+    mine, run = tmp_path / "sums.jsonl", tmp_path / "run"
+    shutil.copy(problems, mine)
+    base = [str(mine) if word == str(problems) else word for word in base]
+    bench(*base, "--limit", "2", "--policies", "sc", "--out", str(run), "--no-report")
+    mine.write_text(mine.read_text().replace("a=1", "a=9"))
+    code, _, err = bench("--resume", "--out", str(run), "--limit", "3")
+    assert code == 2 and "another configuration" in err and "benchmarks" in err
+
+
+def test_a_method_and_a_scorer_may_be_named_by_their_file(base, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_methods.py").write_text(OWN)
+    (tmp_path / "own_scorer.py").write_text(OWN_SCORER)
+    run, own = tmp_path / "run", ("--scorer", "own_scorer.py:Flat")
+    words = ["own_scorer.py:Flat" if word == "constant" else word for word in base]
+    small = [*words, "--limit", "1", "--no-report", "--out"]
+    code, _, err = bench(*small, str(run), "--policies", "sc,own_methods:Mine,own_methods.py:Mine")
+    assert code == 0, err
+    rows = {row.variant: row.generated for row in read_rows(run)}
+    assert set(rows) == {"sc", "own_methods:Mine", "own_methods.py:Mine"} and len(set(rows.values())) == 1
+    identity = json.loads((run / "run.json").read_text())["identity"]
+    sources = {name: found for name, found in identity.items() if name.startswith("source of ")}
+    assert set(sources) == {f"source of {name}" for name in ("own_methods:Mine", "own_methods.py:Mine", own[1])}
+    assert (
+        sources["source of own_methods:Mine"]
+        == sources["source of own_methods.py:Mine"]
+        != sources[f"source of {own[1]}"]
+    )
+    (tmp_path / "own_methods.py").write_text(OWN + "# changed")
+    code, _, err = bench("--resume", "--out", str(run))
+    assert code == 2 and "identity.source of own_methods:Mine" in err
+
+
+def test_a_method_that_fails_everywhere_is_a_failure(base, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_broken.py").write_text(OWN)
+    words = [*base, "--limit", "2", "--policies", "sc,own_broken.py:Broken", "--out", str(tmp_path / "run")]
+    code, out, err = bench(*words)
+    assert code == 1 and "2 of 4 searches failed, the first because: KeyError: 7" in err
+    said = "own_broken.py:Broken failed in all of its 2 searches (KeyError: 7)."
+    assert (
+        said in " ".join(out.split()) and (tmp_path / "run" / "report.md").read_text().split("\n")[2] == f"**{said}**"
+    )
+    assert {row.error for row in read_rows(tmp_path / "run")} == {None, "KeyError: 7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_nothing.py:Mine", "cannot be imported"),
+        ("json:dumps", "no class"),
+        ("json:JSONDecoder", "this lacks name"),
+    ],
+)
+def test_a_name_that_is_no_method_is_refused(base, tmp_path, name, words) -> None:
+    code, _, err = bench(*base, "--policies", name, "--out", str(tmp_path / "run"))
+    assert code == 2 and words in err and name in err and not (tmp_path / "run").exists()
+
+
+# -- methods that cannot have worked ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "words"),
+    [
+        ("step", ("--kv-budget-tokens", "100000"), "step cannot have worked: it prunes when memory is short and never"),
+        ("deepconf", (), "deepconf cannot have worked: its warm-up of 16 traces was the whole pool"),
+        ("deepconf", ("--policy-option", "warmup_traces=2"), "shorter than its window of 2,048 tokens"),
+        ("slim-sc", (), "shorter than its delay of 500 tokens"),
+    ],
+)
+def test_a_method_that_cannot_have_worked_is_named(base, tmp_path, policy, options, words) -> None:
+    code, _, err = bench(*base, "--limit", "2", "--policies", f"sc,{policy}", *options, "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    [found] = [each for each in read_cautions(tmp_path / "run") if "cannot have worked" in each]
+    assert words in found and found.startswith(f"{policy} cannot have worked: ")
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("step", ("--kv-budget-tokens", "140")), ("gambit", ()),
+        ("deepconf", ("--policy-option", "warmup_traces=2", "--policy-option", "window_tokens=2")),
+        ("slim-sc", ("--policy-option", "delay_tokens=0")),
+    ],
+)  # fmt: skip
+def test_a_method_that_has_worked_is_not(base, tmp_path, policy, options) -> None:
+    code, _, err = bench(*base, "--limit", "2", "--policies", policy, *options, "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert not [each for each in read_cautions(tmp_path / "run") if "cannot have worked" in each]
+
+
+def read_cautions(folder: Path) -> list[str]:
+    return [line[2:] for line in (folder / "report.md").read_text().splitlines() if line.startswith("> ")]
+
+
 # -- failures --------------------------------------------------------------------------------------------------
 
 

@@ -41,5 +41,5 @@ def test_every_row_reaches_the_function_after_it_was_written(tmp_path, monkeypat
 @pytest.mark.parametrize("name", ["nowhere:log", "json:log", "json", ":log"])
 def test_a_function_that_is_not_there_is_refused_before_a_model_is_loaded(name, tmp_path):
     refused = bench("--out", tmp_path / "out", "--on-row", name)
-    assert refused.exit_code == 2 and "MODULE:FUNCTION" in refused.output
+    assert refused.exit_code == 2 and "MODULE:NAME" in refused.output
     assert not (tmp_path / "out").exists()

@@ -310,6 +310,19 @@ def test_replay_of_something_else(tmp_path: Path) -> None:
     assert outcome.code == 2 and "events.jsonl, line 1: " in outcome.err
 
 
+def test_verify_finds_a_changed_log_wrong_and_goes_on_to_the_next(solve, tmp_path: Path) -> None:
+    for name in ("runs/a", "runs/b"):
+        assert solve("a=1", "--out", name).code == 0
+    log = tmp_path / "runs" / "a" / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:3], *lines[4:]]))
+    outcome = Outcome("replay", str(tmp_path / "runs"), "--verify")
+    said = " ".join(outcome.out.split())
+    assert outcome.code == 1 and "events.jsonl: not verified: " in said and "line 4: " in said
+    assert "b/events.jsonl: verified: " in said
+    assert Outcome("replay", str(log)).code == 2, "there is no result to show"
+
+
 # -- warnings: one line each on stderr ----------------------------------------------------------------------------
 
 

@@ -76,6 +76,8 @@ def test_training_tells_what_was_tried(folder, tmp_path):
     out = tmp_path / "new" / "mlp.safetensors"
     trained = Outcome("train", "--data", folder, "--out", out, "--device", "cpu", "--epochs", "1")
     assert trained.code == 0 and trained.out.count("pairwise") >= 3 and "held-out AUC within problems" in trained.out
+    said = " ".join(trained.out.split())
+    assert "mlp, objective " in said and "test problems have right and wrong traces, of 20" in said
     assert load_checkpoint(out).info.hidden_size == 8
     as_json = Outcome("train", "--data", folder, "--out", out, "--device", "cpu", "--epochs", "1", "--objective", "bce",
                       "--json", "--state-position", "before", "--no-balance")  # fmt: skip

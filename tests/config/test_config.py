@@ -1,6 +1,7 @@
 """Options: defaults, presets, auto, and clear words for wrong ones."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gambit.config.presets import PAPER_MODEL, ModelDefaults, Preset, preset_for
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.models.files import usual_effort
+from gambit.policies.base import Wake
 from gambit.results.vote import VoteKind
 from gambit.search.choice import check_search, load_policy, policy_for, vote_of
 from gambit.solver.builder import LengthHistory
@@ -201,6 +203,14 @@ class Own:
 
     name = "own"
     default_vote = VoteKind.SCORE
+    wake = Wake()
+
+    @classmethod
+    def from_settings(cls, settings):
+        return cls()
+
+    def initial_state(self):
+        return None
 
     def decide(self, state, view):
         return state, []
@@ -218,8 +228,23 @@ def test_a_policy_may_be_an_object_or_a_class():
 
 @pytest.mark.parametrize("wrong", [3, None, object(), ["sc"]])
 def test_what_is_no_policy_is_refused(wrong):
-    with pytest.raises(UserError, match=r"policy = .*: give the name of a policy, or an object with `name`"):
+    with pytest.raises(
+        UserError, match=r"policy = .*: give the name of a policy, or an object with name, .* this lacks name"
+    ):
         SearchConfig(policy=wrong)
+
+
+@pytest.mark.parametrize("part", ["name", "default_vote", "wake", "initial_state", "decide"])
+def test_what_an_object_lacks_to_be_a_policy_is_named(part):
+    parts = {name: getattr(Own, name) for name in ("name", "default_vote", "wake", "initial_state", "decide")}
+    with pytest.raises(UserError, match=f"give the name of a policy.*; this lacks {part}$"):
+        SearchConfig(policy=SimpleNamespace(**{name: value for name, value in parts.items() if name != part}))
+
+
+@pytest.mark.parametrize("wrong", [{"default_vote": "score"}, {"name": 3}])
+def test_a_policy_with_an_attribute_of_a_wrong_type_is_refused(wrong):
+    with pytest.raises(UserError, match="give a text and a VoteKind"):
+        SearchConfig(policy=type("Wrong", (Own,), wrong)())
 
 
 def test_options_beside_an_object_are_refused():

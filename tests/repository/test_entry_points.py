@@ -80,6 +80,17 @@ def environment(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": f"{target}:{source}", "PYTHONWARNINGS": "ignore"}
 
 
+def with_broken(environment):
+    """The same folder with a package whose modules are gone."""
+    folder = Path(environment["PYTHONPATH"].partition(":")[0]) / "gambit_lost-0.1.0.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: gambit-lost\nVersion: 0.1.0\n")
+    groups = ("policies", "scorers", "benchmarks")
+    points = "".join(f"[gambit.{group}]\nlost_{group} = nowhere:Lost\n" for group in groups)
+    (folder / "entry_points.txt").write_text(points)
+    return environment
+
+
 def run(environment, *arguments, cwd):
     command = [sys.executable, "-m", "gambit", *arguments]
     return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
@@ -104,3 +115,27 @@ def test_it_is_found_listed_and_used(environment, tmp_path):
 def test_its_options_are_checked_before_the_model_is_loaded(environment, tmp_path):
     wrong = run(environment, "solve", "--policy", "race", "--policy-option", "runnners=3", "a?", cwd=tmp_path)
     assert wrong.returncode == 2 and "policy 'race': unknown option 'runnners': did you mean 'runners'?" in wrong.stderr
+
+
+def test_a_broken_package_costs_its_own_names_alone(environment, tmp_path):
+    broken = with_broken(environment)
+    listed = run(broken, "policies", "--json", cwd=tmp_path)
+    names = {json.loads(line)["policy"] for line in listed.stdout.splitlines()}
+    assert listed.returncode == 0 and {"gambit", "race"} <= names and "lost_policies" not in names
+    words = "of the package gambit-lost cannot be loaded (ModuleNotFoundError: No module named 'nowhere')"
+    assert f"warning: the policy 'lost_policies' {words}" in " ".join(listed.stderr.split())
+    for kind, flags in (("policy", ("solve", "--policy")), ("scorer", ("solve", "--scorer"))):
+        group = {"policy": "policies", "scorer": "scorers"}[kind]
+        used = run(broken, *flags, f"lost_{group}", "a = 17; b = 5; c = a * b; d = c - a; d?", cwd=tmp_path)
+        assert used.returncode == 2 and f"the {kind} 'lost_{group}' of the package gambit-lost" in used.stderr
+    used = run(broken, "bench", "--benchmark", "lost_benchmarks", "--dry-run", cwd=tmp_path)
+    assert used.returncode == 2 and "the benchmark 'lost_benchmarks' of the package gambit-lost" in used.stderr
+
+
+def test_a_policy_may_be_named_by_file_or_module(environment, tmp_path):
+    (tmp_path / "mine.py").write_text(POLICY)
+    for name in ("mine.py:Race", "mine:Race"):
+        done = run(environment, "solve", "--policy", name, "--json", "a = 1; b = 2; c = a * b; c?", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert (result["policy"], result["stop_reason"]) == ("race", "policy")

@@ -181,7 +181,7 @@ def test_a_search_that_has_failed_does_not_wait_for_scores(verifier):
     search.fail(RuntimeError("a callback of the caller's"))
     result = search.conclude()
     reader.go.set()
-    assert result.error == "a callback of the caller's" and not of(ev.Verified, watched)
+    assert result.error == "RuntimeError: a callback of the caller's" and not of(ev.Verified, watched)
     assert isinstance(watched.events[-2], ev.VerifierTotals) and not reader.seen
 
 

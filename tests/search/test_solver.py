@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import warnings
 from pathlib import Path
@@ -253,3 +254,56 @@ def test_a_failing_engine_says_so_and_leaves_the_log(solver, tmp_path, monkeypat
     monkeypatch.undo()
     assert replay(tmp_path / "events.jsonl", lambda a, b: a == b).stop_reason is StopReason.FAILED
     assert solver.solve("a=1+2", quick()).counts.completed > 0
+
+
+class OwnScorer:
+    """A scorer of a user's, with what it returns for a batch of thoughts."""
+
+    info = ScorerInfo("own")
+
+    def __init__(self, scores):
+        self.score = lambda thoughts: scores(len(thoughts.states))
+
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (lambda n: torch.full((n,), 17.1), "scorer 'own' gave 17.1: give 0 to 1, or have is_probability=False"),
+        (lambda n: torch.full((n,), -0.5), "scorer 'own' gave -0.5: give 0 to 1, or have is_probability=False"),
+        (lambda n: torch.full((n,), math.nan), "scorer 'own' gave nan: give a number"),
+        (lambda n: 0.5, "scorer 'own' gave a float for . thoughts: give a tensor"),
+        (lambda n: torch.tensor(0.5), r"scorer 'own' gave scores of shape \[\] for . thoughts: give a tensor"),
+        (lambda n: torch.zeros(n, 1), r"scorer 'own' gave scores of shape \[., 1\] for . thoughts: give a tensor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_scorer_that_gives_no_scores_is_named_with_what_it_gave(tiny_folder, scores, words):
+    with Solver(str(tiny_folder), device="cpu", scorer=OwnScorer(scores)) as own, pytest.raises(UserError, match=words):
+        own.solve("a=1+2", quick())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scores_that_are_no_chances_are_taken_where_the_scorer_says_so(tiny_folder):
+    scorer = OwnScorer(lambda n: torch.full((n,), 17.1))
+    scorer.info = ScorerInfo("own", is_probability=False)
+    with Solver(str(tiny_folder), device="cpu", scorer=scorer) as own:
+        assert own.solve("a=1+2", quick()).counts.completed
+
+
+def test_a_log_is_read_from_a_path_or_a_text_and_replayed_without_more(solver, tmp_path):
+    result = solver.solve("a=1+2", quick(), out_dir=tmp_path / "run")
+    log = tmp_path / "run" / "events.jsonl"
+    assert list(ev.read_log(str(log))) == list(ev.read_log(log))
+    assert comparable(replay(str(log))) == comparable(replay(log, str.__eq__)) == comparable(result)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_method_that_had_nothing_to_do_is_a_warning_once(tiny_folder):
+    with Solver(str(tiny_folder), device="cpu", scorer="constant") as solver:
+        first, second = (solver.solve("a=1+2", quick(policy="step")) for _ in range(2))
+    [warning] = [each for each in first.warnings if "cannot have worked" in each]
+    assert warning.startswith("step cannot have worked: it prunes when memory is short and never did: at most ")
+    assert not any("cannot have worked" in each for each in second.warnings)

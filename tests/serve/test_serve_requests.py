@@ -288,6 +288,8 @@ MISTAKES = [
     ({"gambit": {"seed": 1}}, "gambit.seed"),
     ({"gambit": {"max_new_tokens": 1}}, "gambit.max_new_tokens"),
     ({"gambit": {"policy": "nonsense"}}, "gambit"),
+    ({"gambit": {"policy": "os:system"}}, "gambit.policy"),
+    ({"gambit": {"policy": "/tmp/x.py:X"}}, "gambit.policy"),
     ({"gambit": {"colour": 1}}, "gambit"),
     ({"gambit": []}, "gambit"),
 ]

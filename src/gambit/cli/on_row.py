@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import cast
 
 from gambit.bench.rows import Row
-from gambit.errors import GambitError, UserError
+from gambit.config import registry
+from gambit.errors import GambitError, named
 
 OnRow = Callable[[Row], None]
 
@@ -17,25 +16,13 @@ def row_callback(name: str | None) -> OnRow:
     """Returns the function MODULE:FUNCTION, whose errors end a run by name; without a name one that does nothing."""
     if name is None:
         return lambda row: None
-    function = _loaded(name)
+    function = cast("OnRow", registry.imported(name, "--on-row"))
 
     def on_row(row: Row) -> None:
         try:
             function(row)
         except Exception as error:
-            raise GambitError(f"--on-row {name} failed ({type(error).__name__}: {error}); the rows so far are kept, "
+            raise GambitError(f"--on-row {name} failed ({named(error)}); the rows so far are kept, "
                               "and --resume goes on") from error  # fmt: skip
 
     return on_row
-
-
-def _loaded(name: str) -> OnRow:
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # a file beside the recipe, as `python -m` would find it
-    try:
-        found: OnRow = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--on-row {name!r} is not found ({error}): give MODULE:FUNCTION, as in tracker:log") from error
-    finally:
-        del sys.path[0]
-    return found

@@ -10,19 +10,22 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gambit.cli.terminal import OK, put
+from gambit.cli.terminal import OK, put, warn
 from gambit.config import registry
 from gambit.config.trust import RULES
+from gambit.errors import UserError
 from gambit.search.choice import GROUP, load_policy, options_model
 
 
 def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False) -> int:
     """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
     for name in registry.names(GROUP):
-        if as_json:
-            typer.echo(json.dumps(_describe(name)))
+        try:
+            described = _describe(name)
+        except UserError as error:  # in a package of somebody else's
+            warn(str(error))
         else:
-            _put_policy(_describe(name))
+            typer.echo(json.dumps(described)) if as_json else _put_policy(described)
     return OK
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gambit.answers import Grader
+from gambit.answers import Equivalent, Grader
 from gambit.cli.options import run_argument
 from gambit.cli.results import Shown, Style
 from gambit.cli.terminal import FAILURE, OK, put, warn
@@ -94,12 +94,21 @@ def replay(
     style = Style(as_json, has_titles=len(logs) > 1, is_verbose=is_verbose)
     with Grader() as grader:
         for log in logs:
-            replayed = replay_log(log, grader.equivalent)
             if verify:
-                put(f"{log}: {replayed.verdict}")
-                code = code if replayed.finding is None else FAILURE
+                code = max(code, _verified(log, grader.equivalent))
                 continue
+            replayed = replay_log(log, grader.equivalent)
             style.show(Shown(replayed.result))
             if replayed.finding is not None:
                 warn(f"{log}: {replayed.finding}")
     return code
+
+
+def _verified(log: Path, equivalent: Equivalent) -> int:
+    try:
+        replayed = replay_log(log, equivalent)
+    except UserError as error:
+        put(f"{log}: not verified: {error}")
+        return FAILURE
+    put(f"{log}: {replayed.verdict}")
+    return OK if replayed.finding is None else FAILURE

@@ -36,6 +36,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.card import facts_of
 from gambit.scorers.checkpoint import CHECKPOINT, load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.choice import scorer_file
+from gambit.stats import FEWEST_PROBLEMS
 from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
 from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
 from gambit.text.boundary import check_boundary_rule
@@ -424,10 +425,16 @@ def show_training(out: Path, trained: training.Trained, as_json: bool) -> None:
         row = (each["objective"], each["state_position"], layers, f"{each['held_out_auc']:.4f}", str(each["epochs"]))
         table.add_row(*row, f"{each['seconds']:.0f}", style=chosen)
     put(table)
-    put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the thoughts: "
-        f"{best.held_out_auc:.4f}")  # fmt: skip
+    put(f"{out}: {best.scorer.info.architecture}, objective {best.recipe.objective}; held-out AUC within problems, "
+        f"mean over 25-100 % of the thoughts: {best.held_out_auc:.4f}")  # fmt: skip
     if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
+    num_mixed = trust["problems"] if isinstance(trust := metadata["trust"], dict) else 0
+    if num_mixed < FEWEST_PROBLEMS:
+        put(
+            f"searches trust it little: {num_mixed} test problems have right and wrong traces, of {FEWEST_PROBLEMS} "
+            "that would count; collect more (about 200 problems), or `gambit scorer eval --write` on others"
+        )
 
 
 def show_verifier(out: Path, trained: LoraInfo, file: Path, as_json: bool) -> None:

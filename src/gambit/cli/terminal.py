@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
-from gambit.errors import GambitError, StopWish, UserError
+from gambit.errors import GambitError, StopWish, UserError, named
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,7 +39,7 @@ def exit_code(body: Callable[[], int]) -> int:
         path = error.filename or "a file"
         return failed(error, f"permission denied for {path}: ask its owner, or name another", USER_MISTAKE)
     except Exception as error:
-        return failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
+        return failed(error, f"{named(error).splitlines()[0]} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
 
 
 def failed(error: BaseException, message: str, code: int) -> int:
@@ -50,11 +50,6 @@ def failed(error: BaseException, message: str, code: int) -> int:
     for note in getattr(error, "__notes__", ()):
         say(note)
     return code
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def put(content: RenderableType) -> None:

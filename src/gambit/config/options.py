@@ -101,10 +101,21 @@ class PolicyObject(Protocol):
     def decide(self) -> object: ...
 
 
+def policy_fault(policy: object) -> str | None:
+    """Returns what keeps an object, or a class, from being a policy."""
+    parts = ("name", "default_vote", "from_settings" if isinstance(policy, type) else "wake", "initial_state", "decide")
+    if lacking := [part for part in parts if not hasattr(policy, part)]:
+        return f"give the name of a policy, or an object with {', '.join(parts)}; this lacks {', '.join(lacking)}"
+    vote, name = getattr(policy, "default_vote", None), getattr(policy, "name", None)
+    if isinstance(vote, VoteKind) and isinstance(name, str):
+        return None
+    return f"its name is {name!r} and its default_vote {vote!r}: give a text and a VoteKind, as in VoteKind.SCORE"
+
+
 def _named_or_object(value: object) -> object:
-    if isinstance(value, str | PolicyObject):
-        return value
-    raise ValueError("give the name of a policy, or an object with `name`, `default_vote` and `decide`")
+    if not isinstance(value, str) and (fault := policy_fault(value)) is not None:
+        raise UserError(f"policy = {_shown(value)}: {fault}")
+    return value
 
 
 class SearchConfig(CheckedModel):

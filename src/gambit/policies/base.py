@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol, TypeAlias, TypeVar, cast
@@ -12,14 +13,16 @@ from gambit.tree import TraceState
 from gambit.types import OnPressure, PoolSettings, StopRule, TraceConfidence
 
 State = TypeVar("State")
+NEARLY_ALL = 0.9
 
 
 class Policy(Protocol[State]):
     """A search method: `(state, view) -> (state', decisions)`, a pure function that is called at the moments of `wake`.
 
     Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
-    A policy may also have `Options` (a pydantic model, all fields with defaults), `requirements` (a `Requirements`) and
-    `fixed_traces` (how many traces there are, whatever the settings are).
+    A policy may also have `Options` (a pydantic model, all fields with defaults), `requirements` (a `Requirements`),
+    `fixed_traces` (how many traces there are, whatever the settings are) and `idle(options, outcome)`, a class method
+    that returns why searches with this `Outcome` gave it nothing to do; None if they did.
     """
 
     name: ClassVar[str]
@@ -82,6 +85,8 @@ class TraceView:
     answer: str | None = None  # once it has finished
     confidence: TraceConfidence | None = None  # once it has finished, where the policy requires it
     root: int = 0  # the trace that it descends from, or itself
+    parent: int | None = None
+    last_score: float | None = None  # of its newest scored thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +209,24 @@ class Requirements:
 def requirements_of(policy: Policy[State]) -> Requirements:
     """Returns the requirements of a policy, which need not declare any."""
     return cast("Requirements", getattr(policy, "requirements", Requirements()))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of searches that are over, as far as it shows whether their policy had anything to do."""
+
+    num_roots: int  # of the largest search
+    num_pruned: int
+    lengths: Sequence[int]  # tokens of completed traces
+    kv_share: float  # the most that was seen in use
+
+    def too_short(self, num_tokens: int, what: str) -> str | None:
+        """Returns the sentence that nearly all traces ended before so many tokens; None if they did not."""
+        reached = self.num_pruned + sum(length >= num_tokens for length in self.lengths)
+        share = 1 - reached / max(1, self.num_pruned + len(self.lengths))
+        if not self.lengths or share < NEARLY_ALL:
+            return None
+        return f"{share:.0%} of its traces were shorter than its {what} of {num_tokens:,} tokens"
 
 
 class ThoughtSplit(StrEnum):

@@ -13,7 +13,7 @@ from pydantic import Field
 from gambit.answers import canonical
 from gambit.config.options import CheckedModel, Traces
 from gambit.config.presets import SearchSettings
-from gambit.policies.base import Decision, PoolView, Requirements, ScoreUse, SplitBy, Stop, Wake, top_up
+from gambit.policies.base import Decision, Outcome, PoolView, Requirements, ScoreUse, SplitBy, Stop, Wake, top_up
 from gambit.results.vote import VoteKind
 from gambit.types import OnPressure, PressureAction
 
@@ -110,6 +110,11 @@ class StepPruning(SelfConsistency):
     @property
     def requirements(self) -> Requirements:
         return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote, split_by=SplitBy.TRACES)
+
+    @classmethod
+    def idle(cls, options: StepOptions, outcome: Outcome) -> str | None:
+        used = f"at most {outcome.kv_share:.0%} of the KV cache was seen in use (--kv-budget-tokens makes it smaller)"
+        return None if outcome.num_pruned else f"it prunes when memory is short and never did: {used}"
 
 
 class AdaptiveOptions(CheckedModel):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gambit.config.options import CheckedModel
 from gambit.config.presets import SearchSettings
-from gambit.policies.base import Decision, Discard, PoolView, Requirements, ScoreUse, TraceView, Wake, top_up
+from gambit.policies.base import Decision, Discard, Outcome, PoolView, Requirements, ScoreUse, TraceView, Wake, top_up
 from gambit.results.vote import VoteKind
 from gambit.types import OnPressure, PressureAction, StopRule
 
@@ -69,6 +69,13 @@ class DeepConf:
             provisional_traces=self.num_warmup,
             confidence_window=self.options.window_tokens,
         )
+
+    @classmethod
+    def idle(cls, options: DeepConfOptions, outcome: Outcome) -> str | None:
+        if outcome.num_roots <= options.warmup_traces:
+            return f"its warm-up of {options.warmup_traces} traces was the whole pool (lower warmup_traces)"
+        short = outcome.too_short(options.window_tokens, "window")
+        return None if short is None else f"{short} and could not be stopped (lower window_tokens)"
 
     @property
     def num_warmup(self) -> int:

@@ -21,6 +21,7 @@ from gambit.config.presets import SearchSettings
 from gambit.errors import UserError, first_line
 from gambit.policies.base import (
     Decision,
+    Outcome,
     PoolView,
     Prune,
     Requirements,
@@ -145,6 +146,11 @@ class SlimSc:
     def requirements(self) -> Requirements:
         size = self.options.embedding_size if self.options.uses_states else 0
         return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
+
+    @classmethod
+    def idle(cls, options: SlimScOptions, outcome: Outcome) -> str | None:
+        short = outcome.too_short(options.delay_tokens, "delay")
+        return None if short is None else f"{short}, so that hardly any were compared (lower delay_tokens)"
 
     def initial_state(self) -> SlimScState:
         fixed = None if self.options.uses_states else SENTENCE_THRESHOLD

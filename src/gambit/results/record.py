@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit import events as ev
-from gambit.answers import Equivalent
+from gambit.answers import Equivalent, Grader
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.results.result import (
@@ -43,6 +43,7 @@ class SearchRecord:
     verified: ev.VerifierTotals | None = None
     split: ev.IslandsSplit | None = None  # the last
     num_events: int = 1
+    kv_share: float = 0.0  # the most of the KV cache that samples saw in use
 
     def __post_init__(self) -> None:
         VoteKind(self.started.vote)  # one that there is not is found here, where its line is known
@@ -52,6 +53,7 @@ class SearchRecord:
         self.num_events += 1
         if isinstance(event, ev.Sample):
             self.sample = event
+            self.kv_share = max(self.kv_share, event.kv_used_tokens / max(event.kv_capacity_tokens, 1))
         elif isinstance(event, ev.Stopped):
             self.stopped = event
         elif isinstance(event, ev.Voted):
@@ -259,9 +261,13 @@ def replay_log(path: Path, equivalent: Equivalent) -> Replay:
     return Replay(result, record.num_events, _finding(record, vote))
 
 
-def replay(path: Path, equivalent: Equivalent) -> SearchResult:
-    """Returns the result, rebuilt from a log file alone."""
-    return replay_log(path, equivalent).result
+def replay(path: Path | str, equivalent: Equivalent | None = None) -> SearchResult:
+    """Returns the result, rebuilt from a log file alone.
+
+    `equivalent(first, second)` compares answers of logs that do not say which are equal; by default a `Grader` does.
+    """
+    with Grader() as grader:  # starts no process before it is needed
+        return replay_log(Path(path), equivalent or grader.equivalent).result
 
 
 def _vote_again(record: SearchRecord, equivalent: Equivalent) -> VoteResult:

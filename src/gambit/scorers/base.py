@@ -64,6 +64,14 @@ class Scorer(Protocol):
         """Returns [n] float32 scores, higher is better; row i depends on row i alone."""
 
 
+def listed(scores: torch.Tensor, num_thoughts: int, info: ScorerInfo) -> list[float]:
+    """Returns what a scorer gave; raises unless that is a score for each thought."""
+    if (found := getattr(scores, "shape", None)) != (num_thoughts,):
+        given = f"a {type(scores).__name__}" if found is None else f"scores of shape {list(found)}"
+        raise UserError(f"scorer {info.architecture!r} gave {given} for {num_thoughts} thoughts: give a tensor [n]")
+    return scores.tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class TwoLayers:
     """The weights of a scorer that computes W₂·relu(W₁·h + b₁) + b₂ of states, or the sigmoid of that."""

@@ -46,7 +46,7 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
         return load_checkpoint(models.fetched_file(name, models.SCORER_FILE))
     if is_checkpoint_file(name):
         return load_checkpoint(Path(name))
-    if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
+    if not registry.knows("gambit.scorers", name) and (path := models.own_scorer(source, name)) is not None:
         return load_checkpoint(path)
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()

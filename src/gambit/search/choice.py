@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from pydantic import BaseModel
 
 from gambit.config import registry
-from gambit.config.options import CheckedModel, PolicyObject, SearchConfig, build
+from gambit.config.options import CheckedModel, PolicyObject, SearchConfig, build, policy_fault
 from gambit.config.presets import SearchSettings
 from gambit.errors import UserError
-from gambit.policies.base import Policy
+from gambit.policies.base import Outcome, Policy
 from gambit.results.vote import VoteKind, check_consensus
 from gambit.types import Aggregation
 
@@ -20,7 +21,11 @@ GROUP = "gambit.policies"
 def load_policy(policy: str | PolicyObject) -> type[Policy[object]]:
     """Returns the class behind a name, or that of an object."""
     if isinstance(policy, str):
-        return cast("type[Policy[object]]", registry.load(GROUP, policy))
+        found = registry.load(GROUP, policy)
+        fault = policy_fault(found) if isinstance(found, type) else f"it names {found!r}, which is no class"
+        if fault is not None:
+            raise UserError(f"policy {policy!r}: {fault}")
+        return cast("type[Policy[object]]", found)
     return cast("type[Policy[object]]", policy if isinstance(policy, type) else type(policy))
 
 
@@ -91,3 +96,11 @@ def lacking(config: SearchConfig) -> str | None:
     """Returns what the configured policy needs and this machine lacks; options may declare it in `lacking`."""
     missing: str | None = getattr(policy_options(config), "lacking", None)
     return None if missing is None else f"policy {config.policy_name!r}: {missing}"
+
+
+def idle_reason(config: SearchConfig, outcome: Outcome) -> str | None:
+    """Returns why a policy that is named had nothing to do in searches that are over, if it says so."""
+    if not outcome.lengths or not isinstance(config.policy, str | type):
+        return None
+    idle: Callable[[BaseModel, Outcome], str | None] | None = getattr(load_policy(config.policy), "idle", None)
+    return None if idle is None else idle(policy_options(config), outcome)

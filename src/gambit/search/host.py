@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gambit.engines.base import Engine
-from gambit.errors import DeadEngineError, UserError
+from gambit.errors import DeadEngineError, UserError, named
 from gambit.results.result import SearchResult
 from gambit.search.loop import Search, SearchBatch
 from gambit.types import StopReason
@@ -167,7 +167,7 @@ class SearchHost:
         try:
             self._finish(batch.step())
         except BaseException as error:
-            self._finish(batch.stop_all(StopReason.FAILED, str(error)), error)
+            self._finish(batch.stop_all(StopReason.FAILED, named(error)), error)
 
     def _is_unwanted(self, search: Search) -> bool:
         ticket = self._tickets[search]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
+from gambit.errors import named
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -27,6 +28,7 @@ from gambit.policies.base import (
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.results.vote import NO_VOTE
+from gambit.search.decisions import check_answer, checked_wake
 from gambit.search.limits import LOOP_INTERVAL, Forcer, SearchLimits, VoteWatch
 from gambit.search.pool import Callbacks, TracePool
 from gambit.search.scores import VerifierUse
@@ -148,7 +150,7 @@ class Search:
         self._engine = engine
         self.policy = policy
         self._policy_state = policy.initial_state()
-        self._wake = policy.wake
+        self._wake = checked_wake(settings.policy, policy.wake)
         self._score_use = requirements.scores
         self._settings = settings
         self._spec = spec
@@ -205,7 +207,9 @@ class Search:
     def decide(self, at: int) -> Sequence[Decision]:
         """Returns the policy's decisions on the pool as it is."""
         view = self.pool.view(at, None if self._watch is None else self._watch.num_planned)
-        self._policy_state, decisions = self.policy.decide(self._policy_state, view)
+        answer = self.policy.decide(self._policy_state, view)
+        check_answer(self._settings.policy, answer, at)
+        self._policy_state, decisions = answer
         return decisions
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
@@ -268,7 +272,7 @@ class Search:
         """Ends the search with what it has, after an error in it alone."""
         self.failure = self.failure or error
         with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
-            self.stop(StopReason.FAILED, str(error) or type(error).__name__)
+            self.stop(StopReason.FAILED, named(error))
         self.is_stopped = True
 
     def conclude(self, *, is_hurried: bool = False) -> SearchResult:

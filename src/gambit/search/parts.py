@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchPart, SearchSettings
-from gambit.errors import EngineError, UserError
+from gambit.errors import EngineError, UserError, named
 from gambit.policies.base import Requirements, SplitBy
 from gambit.policies.doubt import DoubtWatch
 from gambit.policies.islands import Islands
@@ -127,7 +127,7 @@ class RunningPart:
 
         def end(done: Future[SearchResult]) -> None:
             error = done.exception()
-            self._report(is_over=True, error=None if error is None else str(error) or type(error).__name__)
+            self._report(is_over=True, error=None if error is None else named(error))
 
         ticket.result.add_done_callback(end)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine
+from gambit.errors import UserError
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -28,6 +30,7 @@ from gambit.policies.doubt import FirstScores
 from gambit.policies.islands import Islands
 from gambit.policies.slim_sc import Decode, Embed, ThoughtReader
 from gambit.results.record import SearchRecord
+from gambit.search.decisions import DecisionCheck
 from gambit.search.scores import Scores, VerifierScores, VerifierUse
 from gambit.tree import LIVE, Trace, TraceState, TraceTree
 from gambit.types import (
@@ -81,6 +84,7 @@ class TracePool:
         self._callbacks = callbacks
         self._requirements = requirements
         most = requirements.first_scores
+        self._are_chances = settings.is_probability and verifier is None  # of the first scores it is checked
         self._first_scores = FirstScores(most, record.tree) if most else None
         need = requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
@@ -125,11 +129,20 @@ class TracePool:
             self.emit(ev.Admitted(at, won.trace, won.reused, won.recomputed, won.waited_steps))
         if scored:
             traces, scores, lengths = zip(*((each.trace, each.score, each.num_tokens) for each in scored), strict=True)
+            self._check_scores(scores)
             self.emit(ev.Scored(at, traces, scores, lengths))
         for done in step.finished:
             self._finish(done, at)
         if self._reader is not None:
             self._reader.note(step.scored)
+
+    def _check_scores(self, scores: Sequence[float]) -> None:
+        """Refuses NaN, and first scores outside 0 to 1 of a scorer whose scores are to be chances."""
+        are_chances, self._are_chances = self._are_chances, False
+        wrong = next((each for each in scores if math.isnan(each) or (are_chances and not 0 <= each <= 1)), None)
+        if wrong is not None:
+            fix = "a number" if math.isnan(wrong) else "0 to 1, or have is_probability=False in its ScorerInfo"
+            raise UserError(f"scorer {self._record.started.environment.get('scorer')!r} gave {wrong:g}: give {fix}")
 
     def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:
@@ -161,7 +174,11 @@ class TracePool:
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out in their order, and then forces answers, all in one step of the engine."""
+        has_branches = any(isinstance(decision, Branch) for decision in decisions)
+        progress = self._engine.progress(self._search) if has_branches else {}
+        checks = DecisionCheck(self._tree, self._settings, self.islands.count, progress)
         for decision in decisions:
+            checks.check(decision, at)
             if isinstance(decision, Start):
                 self._start(decision, at)
             elif isinstance(decision, Branch):
@@ -343,6 +360,8 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
         answer=trace.answer,
         confidence=trace.confidence,
         root=trace.root,
+        parent=trace.parent,
+        last_score=trace.score.last if trace.score.count else None,
     )
 
 

@@ -433,6 +433,8 @@ class RequestReader:
         if by_id is not None and by_option not in (None, by_id):
             raise bad_request(f"the model {model!r} names the policy {by_id!r}, gambit.policy {by_option!r}: "
                               "leave one out", "gambit.policy")  # fmt: skip
+        if registry.is_import(str(by_option)):  # a client must not choose code
+            raise bad_request(f"gambit.policy {by_option!r}: name an installed policy", "gambit.policy")
         return by_id or (None if by_option is None else str(by_option))
 
     def _check_size(self, config: SearchConfig, key: ApiKey) -> None:

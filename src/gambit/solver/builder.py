@@ -21,9 +21,9 @@ from gambit.answers.structured import with_calls
 from gambit.config.options import Compat, EngineConfig, PresetSource, SearchConfig, build
 from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import Engine, SearchSpec, check_prompt, start_engine
-from gambit.errors import UserError, WarnOnce
+from gambit.errors import UserError, WarnOnce, named
 from gambit.models import files as models
-from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
+from gambit.policies.base import Outcome, Policy, Requirements, ScoreUse, requirements_of
 from gambit.policies.slim_sc import load_embedder
 from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
@@ -31,7 +31,7 @@ from gambit.results.vote import VoteKind
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.search.choice import check_end, policy_for, policy_options, vote_of, with_fixed_pool
+from gambit.search.choice import check_end, idle_reason, policy_for, policy_options, vote_of, with_fixed_pool
 from gambit.search.host import SearchHost
 from gambit.search.loop import Search
 from gambit.search.parts import RunningPart
@@ -161,7 +161,7 @@ class SearchRequest:
 
     def failed(self, error: Exception) -> SearchResult:
         """Returns the result of a search that an error ended before it had one."""
-        return SearchResult.failed(self.problem.id, self.config.policy_name, self.config.seed, str(error))
+        return SearchResult.failed(self.problem.id, self.config.policy_name, self.config.seed, named(error))
 
 
 def request_of(
@@ -477,7 +477,7 @@ def _environment(parts: SolverParts, search: SearchConfig) -> dict[str, ev.Json]
     config, lora, info = parts.config, search.lora, cast("dict[str, ev.Json]", dataclasses.asdict(parts.engine.info))
     names = ("gambit-search", "torch", "transformers")
     packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
-    scorer = config.scorer if config.scorer != "auto" else parts.scorer.info.architecture
+    scorer = config.scorer if config.scorer not in ("auto", "custom") else parts.scorer.info.architecture
     found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
     if lora is not None:
         found["lora"] = {"name": lora, "hash": models.adapter_hash(config.adapters[lora])}
@@ -499,17 +499,22 @@ class LengthHistory:
         self._lengths: deque[int] = deque(maxlen=4096)
         self._thoughts: deque[float] = deque(maxlen=4096)
 
-    def remember(self, record: SearchRecord) -> tuple[str, ...]:
-        """Takes in the lengths of a search; returns, once, the warning that they are too short for its warm-up."""
+    def remember(self, record: SearchRecord, config: SearchConfig) -> tuple[str, ...]:
+        """Takes in the lengths of a search; returns, once, the warning that they left its policy nothing to do."""
         for trace in record.tree.in_state(TraceState.FINISHED):
             self._lengths.append(trace.num_tokens)
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
-        ended = record.early_ends
-        if self._has_warned or ended is None or not ended.are_most:
-            return ()
-        self._has_warned = True
-        return WarnOnce().warn([ended.sentence("the traces")])
+        ended, counts = record.early_ends, record.counts
+        lengths = [trace.num_tokens for trace in record.tree.in_state(TraceState.FINISHED)]
+        found = []
+        if ended is not None and ended.are_most:
+            found.append(ended.sentence("the traces"))
+        elif reason := idle_reason(config, Outcome(counts.roots, counts.pruned, lengths, record.kv_share)):
+            found.append(f"{config.policy_name} cannot have worked: {reason}")
+        news = () if self._has_warned else WarnOnce().warn(found)
+        self._has_warned |= bool(news)
+        return news
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
         """Returns the defaults with the lengths of earlier runs, if there were any."""

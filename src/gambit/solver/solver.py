@@ -106,7 +106,7 @@ class PendingSearch:
         run = self._begun
         news, record = run.news, run.search.record
         if not self.request.problem.prefix_tokens:  # the length of a rest is no length of a trace
-            news += self.history.remember(record)
+            news += self.history.remember(record, self.request.config)
         news += result.vote_warnings
         text = record.winning_text(result.votes, run.text_of)
         return run.sink.finish(dataclasses.replace(result, warnings=news, text=text))

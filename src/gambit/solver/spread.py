@@ -137,7 +137,7 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         merged = MergedSearch(header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote)
         starts = [partial(engine.start_part, bare, part) for engine, part in zip(self._engines, parts, strict=False)]
         result = merged.run(starts, should_stop)
-        news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
+        news = () if request.problem.prefix_tokens else self._history.remember(merged.record, request.config)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
         text = None
         with suppress(GambitError):  # an engine that has died since

@@ -22,8 +22,8 @@ from gambit.errors import UserError
 from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, check_fit, made_for
-from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
-from gambit.scorers.choice import scorer_file
+from gambit.scorers.checkpoint import add_metrics, read_metadata
+from gambit.scorers.choice import load_scorer, scorer_file
 from gambit.scorers.published import trained_on
 from gambit.stats import FEWEST_PROBLEMS, Bools, Floats, Interval, Ints, all_log_odds, supports_claim
 from gambit.storage.run_folder import check_writable
@@ -314,7 +314,7 @@ def judge_scorers(
     names = [_found(name, model or header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
-    scorers = {name: _load(name) for name in names if not is_verifier(name)}
+    scorers = {name: load_scorer(name, "", name) for name in names if not is_verifier(name)}
     for name in names:
         label = _label(name)
         made = made_for(scorers[name].info, label) if name in scorers else read_info(Path(name)).made_for(label)
@@ -395,12 +395,6 @@ def _label(name: str) -> str:
     if is_verifier(name):
         return Path(name).resolve().name
     return Path(name).stem if name.endswith(".safetensors") else name
-
-
-def _load(name: str) -> Scorer:
-    if name.endswith(".safetensors") or Path(name).is_file():
-        return load_checkpoint(Path(name))
-    return cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))()
 
 
 def _division_on(name: str, folder: Path) -> Division | None:

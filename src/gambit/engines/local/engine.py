@@ -19,7 +19,7 @@ from gambit.engines.local.model import PoolModel, load_model
 from gambit.engines.local.pool import KvBlocks, Pool
 from gambit.engines.sampling import filters_of, sample, token_confidence, uniforms
 from gambit.engines.states import LayerChoice, embed
-from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch, listed
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
@@ -224,7 +224,7 @@ class LocalEngine:
             states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             if self._memory is None or pool.histories is None:
-                raw = self._scorer.score(thoughts).tolist()
+                raw = listed(self._scorer.score(thoughts), len(rows), info)
             else:
                 past = pool.histories.extend([trace.key for trace in traces], self._memory.max_past)
                 raw = self._memory.score(thoughts, past).tolist()
