@@ -41,6 +41,7 @@ th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px so
 td:not(.number) { white-space: normal; }
 th { font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 1.2rem 0; } figure svg { width: 100%; height: auto; max-width: 560px; }
+figure .dots { --ground: var(--paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .87rem; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; } a { color: inherit; }
 details { border-top: 1px solid var(--rule); padding: .35rem 0; } summary { cursor: pointer; }
