@@ -324,7 +324,7 @@ def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path) -> No
     assert [(row.problem, row.correct, bool(row.error)) for row in rows if row.problem == "1"] == [
         ("1", False, True)
     ] * 2
-    assert "2 searches failed; they count as wrong" in " ".join(out.split())
+    assert "2 searches failed, which count as wrong" in " ".join(out.split())
     assert "warning: 2 of 16 searches failed, the first because: " in err
 
 

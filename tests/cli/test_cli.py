@@ -106,7 +106,9 @@ def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     header = next(iter(ev.read_log(Path("here/events.jsonl"))))
     assert header.settings["why"] == pool["why"]
     told = " ".join(Outcome("replay", "here", "-v").out.split())
-    assert f"2 islands, swaps of 2 by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
+    assert (
+        f"2 islands, 1 swap in each by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
+    )
     assert "roots islands" in told, "the vote table has both"
     alone = solve("a=1", "--islands", "1", "-v").out
     assert "islands = 1 is given" in alone and "roots islands" not in " ".join(alone.split())
@@ -435,7 +437,7 @@ def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.Monk
     monkeypatch.setattr(Solver, "solve_many", stop_after_the_first)
     outcome = solve("--file", "p.jsonl", "--json")
     assert outcome.code == 143
-    assert len(outcome.out.splitlines()) == 1 and "stopped early: 2 problems were not begun" in outcome.err
+    assert len(outcome.out.splitlines()) == 1 and "stopped early: 2 problems not begun" in outcome.err
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -483,7 +485,7 @@ def test_doctor_finds_what_is_here() -> None:
     outcome = Outcome("doctor")
     assert outcome.code == 0
     for part in ("python", "torch", "transformers", "cpu", "engine local", "engine vllm", "model pawn", "gambit",
-                 " sc, ", "pool of pawn", " islands, swaps of"):  # fmt: skip
+                 " sc, ", "pool of pawn", " islands, 4 swaps in each"):  # fmt: skip
         assert part in outcome.out
     report = json.loads(Outcome("doctor", "--json").out)
     assert report["can_run"] is True and {"name", "condition", "detail"} == set(report["findings"][0])
