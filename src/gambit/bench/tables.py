@@ -376,7 +376,7 @@ def cautions(summary: BenchSummary) -> list[str]:
         )
     if summary.num_failed:
         found.append(
-            f"{count_of(summary.num_failed, 'search', 'searches')} failed, which count as wrong and whose cost is left out."
+            f"{count_of(summary.num_failed, 'search', 'searches')} failed, which count as wrong, without their cost."
         )
     found += [
         c.warmup.sentence(f"{c.variant}'s traces{_where(c.benchmark, summary)}") + "."
@@ -390,8 +390,8 @@ def cautions(summary: BenchSummary) -> list[str]:
     ]  # fmt: skip
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEWEST_PROBLEMS})
     if few:
-        found.append(f"Only {count_of(few[0], 'problem')}: bootstrap intervals of so few are rough, and tend to be too narrow; no "
-                     f"difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
+        found.append(f"Only {count_of(few[0], 'problem')}: bootstrap intervals of so few are rough, and tend to be too "
+                     f"narrow; no difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
     if any(c.num_turns < FEWEST_TURNS for c in summary.cells) and len(summary.variants) > 1:
         found.append(f"Nothing is claimed about seconds: each method searched in fewer than {FEWEST_TURNS} batches of "
                      "problems, and what else a machine does weighs on a whole batch.")  # fmt: skip

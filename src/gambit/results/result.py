@@ -260,8 +260,8 @@ class SearchResult:
         found = []
         if most.traces > winner.traces:
             found.append(
-                f"the scorer overrules the majority: {winner.answer!r} has {count_of(winner.traces, 'trace')} and {most.answer!r} "
-                f"{most.traces}, by weight {winner.weight:.2f} to {most.weight:.2f}"
+                f"the scorer overrules the majority: {winner.answer!r} has {count_of(winner.traces, 'trace')} and "
+                f"{most.answer!r} {most.traces}, by weight {winner.weight:.2f} to {most.weight:.2f}"
             )
         num_traces = sum(entry.traces for entry in self.votes)
         is_alone = self.num_islands > 1 and 2 * winner.islands <= self.num_islands

@@ -23,7 +23,7 @@ SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
 TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")
 MANY_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 COLUMNS = ("id", "question", "answer")
-RUNS = Path("runs")
+RUNS, ROWS = Path("runs"), "rows.jsonl"
 Record = dict[str, object]
 Located = Iterator[tuple[str, Record]]  # where a record stands, and the record
 
@@ -112,7 +112,8 @@ def newest_run(holding: str) -> Path:
     for run in sorted(RUNS.glob("*"), reverse=True):
         if next(run.rglob(f"{holding}*"), None) is not None:
             return run
-    raise UserError(f"no folder in {RUNS}/ has {holding} in it: name the folder of a run")
+    maker = "`gambit bench`" if holding == ROWS else "`gambit demo` or `gambit solve`"
+    raise UserError(f"no folder in {RUNS}/ has {holding} in it: {maker} makes one, or name the folder of a run")
 
 
 def runs_named(incomplete: str) -> list[str]:
