@@ -134,7 +134,8 @@ def test_hostile_words_stay_words_and_long_answers_are_cut(tmp_path):
 def test_without_a_run_there_must_be_one(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [command])
-    assert done.exit_code == 2 and "no folder in runs/" in " ".join(done.output.split())
+    assert done.exit_code == 2 and "no folder in runs/" in (said := " ".join(done.output.split()))
+    assert ("`gambit bench` makes one" if command == "report" else "`gambit solve` makes one") in said
 
 
 def test_the_newest_run_is_taken(tmp_path, monkeypatch):

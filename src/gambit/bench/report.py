@@ -204,12 +204,8 @@ def tree_pages(folder: Path, rows: Sequence[Row], summary: BenchSummary) -> list
         page = Path(PAGES_FOLDER) / f"{slug(row.benchmark)}-{row.problem}-{slug(row.variant)}.html"
         with suppress(GambitError):  # a report without a page of a tree is still a report
             write_page(folder / str(row.log), folder / page)
-            links.append(
-                (
-                    page.as_posix(),
-                    f"{row.variant} on {row.benchmark} {row.problem}: {'right' if row.correct else 'wrong'}",
-                )
-            )
+            verdict = "right" if row.correct else "wrong"
+            links.append((page.as_posix(), f"{row.variant} on {row.benchmark} {row.problem}: {verdict}"))
     return links
 
 

@@ -375,9 +375,8 @@ def cautions(summary: BenchSummary) -> list[str]:
             f"{count_of(count, 'problem')} of {name} left out: not every method has searched them with the same seed."
         )
     if summary.num_failed:
-        found.append(
-            f"{count_of(summary.num_failed, 'search', 'searches')} failed, which count as wrong, without their cost."
-        )
+        failed = count_of(summary.num_failed, "search", "searches")
+        found.append(f"{failed} failed, which count as wrong, and whose cost is left out.")
     found += [
         c.warmup.sentence(f"{c.variant}'s traces{_where(c.benchmark, summary)}") + "."
         for c in summary.cells if c.warmup and c.warmup.are_most

@@ -60,7 +60,6 @@ def _automatic_pools() -> list[str]:
     for rule in RULES:
         aucs = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or unknown"
         share = f", warm-up of at least {rule.least_warmup:.0%} of a trace" if rule.least_warmup else ""
-        lines.append(
-            f"  {aucs}: islands of {rule.island_size} traces, {count_of(rule.swaps_per_island, 'swap')} in each{share}"
-        )
+        swaps = count_of(rule.swaps_per_island, "swap")
+        lines.append(f"  {aucs}: islands of {rule.island_size} traces, {swaps} in each{share}")
     return lines

@@ -300,9 +300,9 @@ class BenchScreen(LiveScreen):
 
     stopping_words = "stopping: finished searches are kept, --resume goes on; Ctrl-C again aborts at once"
 
-    def __init__(self, console: Console, *, is_live: bool, has_lines: bool = False) -> None:
+    def __init__(self, console: Console, *, is_live: bool, is_quiet: bool = True) -> None:
         super().__init__(console, is_live=is_live)
-        self.has_lines = has_lines  # one for each search that is done, where nothing is live
+        self._has_lines = not (is_live or is_quiet)  # one for each search that is done
         self._total = 0
         self._num_before = 0  # done by earlier starts of the run
         self._num_done = 0
@@ -322,7 +322,7 @@ class BenchScreen(LiveScreen):
     def on_row(self, row: Row) -> None:
         self._count(row)
         self._num_done += 1
-        if self.has_lines:
+        if self._has_lines:
             found = "failed" if row.error else "right" if row.correct else "wrong"
             done = f"{self._num_before + self._num_done}/{self._total}"
             say(f"{done} {row.benchmark} {row.problem}, {row.variant}: {found}, {row.generated:,} tokens")

@@ -18,7 +18,7 @@ from gambit.tree import Trace, TraceState, TraceTree
 from gambit.types import PoolSettings, StopReason, count_of
 
 STOP_WORDS: Mapping[StopReason, str] = {
-    StopReason.COMPLETED: "the planned number of traces is complete, on every island",
+    StopReason.COMPLETED: "at least the planned number of traces is complete",
     StopReason.EXHAUSTED: "no trace was left to run",
     StopReason.POLICY: "the search method had seen enough",
     StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",

@@ -293,7 +293,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
                    + ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number)
-                   + f"; planned: {started.num_traces:,}"),
+                   + f"; planned: at least {started.num_traces:,}"),
         ("tokens", str(result.tokens)),
         ("sharing", f"{sharing.factor:.2f}: decode steps read {sharing.total_tokens:,} tokens, "
                     f"{sharing.unique_tokens:,} with each shared prefix once"),

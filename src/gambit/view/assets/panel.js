@@ -71,7 +71,7 @@ function summary(run) {
   const origin = branched ? `, from ${number(row.roots.length)} ${row.roots.length === 1 ? "root" : "roots"}` : "";
   const counted = `${number(row.traces.length)} of ${number(done)} complete ones say `;
   return [words, counted, el("b", {}, row.answer), ` (${weighs(row)}${origin}).`, ...(most === row ? [] :
-    [` ${number(most.traces.length)} say `, el("b", {}, most.answer), ` (${weighs(most)}): votes are weighed, not counted.`])];
+    [` ${number(most.traces.length)} say ${most.answer} (${weighs(most)}): votes are weighed, not counted.`])];
 }
 
 // -- the run -------------------------------------------------------------------------------------------------------
