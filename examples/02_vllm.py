@@ -1,15 +1,16 @@
-"""Solves problems with a model of yours on vLLM, each with a budget, and counts what is right.
+"""Solves problems with a model of yours on vLLM in a given time, and counts what is right.
 
     pip install '.[vllm]' 'vllm==0.25.1'               # from a clone, on a machine with an NVIDIA GPU
     python examples/02_vllm.py Qwen/Qwen3-4B-Thinking-2507 problems.jsonl --minutes 20
 
-A problem is a line such as {"id": "q1", "question": "…", "answer": "…"}. For three reasoning models the scorer that is
-published is fetched once; `gambit doctor MODEL` says what there is for yours. No GPU: `02_vllm.py pawn puzzles.jsonl
---engine local` runs the same on the bundled model.
+A problem is a line such as {"question": "…", "answer": "…"}, with an "id" or without. For three reasoning models the
+scorer that is published is fetched once; `gambit doctor MODEL` says what there is for yours. No GPU: `02_vllm.py pawn
+puzzles.jsonl --engine local` runs the same on the bundled model.
 """
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 from gambit.api import Grader, Problem, SearchConfig, Solver
@@ -18,7 +19,7 @@ parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("model")
 parser.add_argument("problems", type=Path)
 parser.add_argument("--engine", default="vllm")
-parser.add_argument("--minutes", type=float, default=30.0, help="for one problem; then the best vote counts")
+parser.add_argument("--minutes", type=float, default=30.0, help="in all; then the votes so far count")
 parser.add_argument("--capacity", type=int, help="places of the pool; by default as many traces as the GPU holds")
 parser.add_argument("--out", type=Path, help="folder for logs, which `gambit view` and `gambit replay` read")
 
@@ -26,12 +27,14 @@ parser.add_argument("--out", type=Path, help="folder for logs, which `gambit vie
 def main() -> None:
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.problems.read_text(encoding="utf-8").splitlines()]
-    answers = {row["id"]: row["answer"] for row in rows}
-    problems = [Problem(row["question"], id=row["id"]) for row in rows]
-    config = SearchConfig(capacity=args.capacity, budget_seconds=60 * args.minutes)
-    num_right = 0
+    ids = [str(row.get("id", number)) for number, row in enumerate(rows, start=1)]
+    answers = dict(zip(ids, (row["answer"] for row in rows), strict=True))
+    problems = [Problem(row["question"], id=name) for name, row in zip(ids, rows, strict=True)]
+    config, num_right = SearchConfig(capacity=args.capacity), 0
     with Solver(args.model, engine=args.engine) as solver, Grader() as grader:
-        for result in solver.solve_many(problems, config, out_dir=args.out):
+        deadline = time.monotonic() + 60 * args.minutes
+        is_over = lambda: time.monotonic() > deadline  # noqa: E731
+        for result in solver.solve_many(problems, config, out_dir=args.out, should_stop=is_over):
             right = answers[result.problem_id]
             is_right = result.answer is not None and grader.equivalent(result.answer, right)
             num_right += is_right

@@ -32,11 +32,11 @@ PAWN_METHODS = {
     "gambit": "Gambit",
 }
 LLM_SEARCHES = {
-    "llm_verifier_search/ample": "Gambit, verifier",
-    "llm_verifier_search/quarter": "… ¼ of the KV cache",
-    "llm_verifier_rounds/search": "… in rounds",
+    "llm_verifier_search/ample": "Gambit + verifier, ample cache",
+    "llm_verifier_search/quarter": "Gambit + verifier, ¼ of the cache",
+    "llm_verifier_rounds/search": "Gambit + verifier, in rounds",
 }
-LLM_SETS = {"math500_dev": "state scorer, MATH", "gsm8k_dev": "… GSM8K"}
+LLM_SETS = {"math500_dev": "Gambit + weak scorer, MATH", "gsm8k_dev": "Gambit + weak scorer, GSM8K"}
 ROUNDS = {
     "sc": ("voting", (-10, 22, "end")),
     "sc-rounds-0.6": ("voting in rounds", (-10, 22, "end")),
@@ -67,7 +67,9 @@ def methods() -> Markup:
 
 def llm() -> Markup:
     judged = _read("llm_verifier_votes.json")["together"]["outcomes"]
-    dots = [Dot(f"verifier's vote, {n} chains", *judged[n]) for n in ("4", "8", "16")]
+    dots: list[Dot | str] = ["votes without a search, above the majority of the same chains"]
+    dots += [Dot(f"verifier's vote, {n} chains", *judged[n]) for n in ("4", "8", "16")]
+    dots.append("searches, above the majority of plain chains in the same cache")
     for folder, label in LLM_SEARCHES.items():
         [gain] = [each["gain"] for each in _read(f"{folder}/report.json")["overall"] if each["variant"] == "gambit"]
         dots.append(Dot(label, *_percent(gain), is_ours=True))
@@ -77,7 +79,7 @@ def llm() -> Markup:
                   if (each["benchmark"], each["first"], each["second"]) == (name, "gambit", "sc")]  # fmt: skip
         dots.append(Dot(label, *_percent(gain), is_ours=True))
     gain = _read("long_chains/comparison.json")["primary"]["difference"]
-    dots.append(Dot("… long chains", *(round(100 * each, 1) for each in gain), is_ours=True))
+    dots.append(Dot("Gambit, long chains", *(round(100 * each, 1) for each in gain), is_ours=True))
     return dot_plot("Qwen2.5-Coder-1.5B-Instruct: points above voting", dots, unit="", is_difference=True)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gambit import SearchConfig, Solver, events
 from gambit.answers import Grader
-from gambit.view.race import SECONDS, SHARE_MOVING, race
+from gambit.view.race import HEIGHT, HELD, SECONDS, SHARE_MOVING, WIDTH, race
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -32,8 +32,8 @@ QUESTION = (  # test-0025 of the bundled model's puzzles
 )
 ANSWER = "23"
 LLM_ANSWER = "408"
-SIZE = 640, 400
-FRAMES, FRAME_MS, END_MS = 60, 150, 4_000
+SIZE = 640, 640 * HEIGHT // WIDTH
+FRAMES, FRAME_MS, FIRST_MS, END_MS = 60, 150, 2_500, 2_000
 
 
 def search() -> None:
@@ -76,7 +76,7 @@ def frames(svg: Path) -> list[bytes]:
         tab.open(svg)
         tab.run("document.getAnimations().forEach((each) => each.pause())")
         for number in range(1, FRAMES + 1):
-            at = 1000 * SECONDS * SHARE_MOVING * number / FRAMES + 1  # the last one shows the end
+            at = 1000 * (HELD + SECONDS * SHARE_MOVING * number / FRAMES) + 1  # the last one shows the end
             tab.run(f"document.getAnimations().forEach((each) => (each.currentTime = {at:.0f}))")
             tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             found.append(base64.b64decode(tab.send("Page.captureScreenshot", format="png")["data"]))
@@ -89,7 +89,9 @@ def gif(pngs: list[bytes], out: Path) -> None:
     images = [Image.open(io.BytesIO(png)).convert("RGB") for png in pngs]
     palette = images[-1].quantize(64)
     small = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    durations = [FRAME_MS] * (len(small) - 1) + [END_MS]
+    small.insert(0, small[-1])
+    durations = [FIRST_MS, *[FRAME_MS] * FRAMES]
+    durations[-1] = END_MS
     small[0].save(out, save_all=True, append_images=small[1:], duration=durations, loop=0, optimize=True)
 
 

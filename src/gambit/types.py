@@ -13,6 +13,11 @@ from gambit.errors import UserError
 TokensOf = Callable[[int, int], Sequence[int]]  # those of a live trace from a position on
 
 
+def count_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Returns a number with what it counts: 1 trace, 2 traces."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 class TraceKey(NamedTuple):
     """A trace's address on an engine that serves several searches."""
 
@@ -169,9 +174,12 @@ class PoolSettings:
     swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
 
     def __str__(self) -> str:
-        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
+        swaps = count_of(max(1, round(self.swap_size / self.islands)), "swap") + (
+            " in each" if self.islands > 1 else ""
+        )
         lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
-        return f"{islands}, swaps of {self.swap_size:,}{lead}, warm-up of {self.warmup_tokens:,} tokens: {self.why}"
+        warmup = f"warm-up of {count_of(self.warmup_tokens, 'token')}"
+        return f"{count_of(self.islands, 'island')}, {swaps}{lead}, {warmup}: {self.why}"
 
 
 class EndReason(StrEnum):

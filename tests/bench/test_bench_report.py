@@ -198,7 +198,7 @@ def test_nothing_is_claimed_about_costs_from_a_handful_nor_about_seconds_from_on
     assert any(claim.startswith("gambit takes fewer seconds than sc (−63.3 % (−6") for claim in many), many
     one_turn = summary_of([dataclasses.replace(r, began=float(r.variant == "gambit")) for r in halved(30)])
     assert not any("seconds" in claim for claim in findings(one_turn))
-    assert any("fewer than 6 turns" in caution for caution in cautions(one_turn))
+    assert any("fewer than 6 batches" in caution for caution in cautions(one_turn))
 
 
 def test_seconds_of_problems_that_ran_side_by_side_are_one_observation() -> None:
@@ -246,7 +246,7 @@ def test_failures_count_as_wrong_and_cost_nothing() -> None:
     cell = cell_of(summary_of(rows), "sc", "b")
     assert cell.accuracy.value == 0.75 and cell.num_failed == 1
     assert cell.tokens.value == 100  # not 75
-    assert any("1 searches failed" in caution for caution in cautions(summary_of(rows)))
+    assert any("1 search failed, which count" in caution for caution in cautions(summary_of(rows)))
 
 
 def test_a_method_that_failed_everywhere_is_named_first_and_compared_with_nothing() -> None:
@@ -376,7 +376,7 @@ def test_the_page_stands_alone_and_has_both_themes(run: Path) -> None:
 def test_the_page_begins_with_a_sentence_and_a_plot_and_folds_its_tables(run: Path) -> None:
     report = write_report(run)
     page = (run / "report.html").read_text()
-    sentence = "On b gambit answers 83.3 % (70.0 to 96.7) of 30 problems right and sc 33.3 % (16.7 to 50.0), more than"
+    sentence = "On b gambit answers 83.3 % (70.0 to 96.7) of 30 problems right and sc (voting) 33.3 % "
     assert report.headline.startswith(sentence) and f"**{sentence}" in report.to_markdown()
     assert page.index(sentence) < page.index('class="dots"') < page.index("<details>") < page.index("<table>")
     assert page.count("<details>") == page.count("</table>") + 1, "all tables, and the figures"
@@ -385,7 +385,19 @@ def test_the_page_begins_with_a_sentence_and_a_plot_and_folds_its_tables(run: Pa
 
 def test_the_sentence_claims_no_more_than_is_shown() -> None:
     assert headline(summary_of(two(30, (10, 12)), "sc", "gambit")).endswith("which chance may explain.")
-    assert "no method is right more often than sc" in headline(summary_of(two(30, (12, 10)), "sc", "gambit"))
+    assert "no method is right more often than sc (voting)," in headline(summary_of(two(30, (12, 10)), "sc", "gambit"))
+
+
+def test_few_problems_are_no_finding_and_a_sentence_says_why_nothing_is_claimed() -> None:
+    few = summary_of(two(8, (8, 8)), "sc", "gambit")
+    assert headline(few) == (
+        "On b 8 problems are too few to tell: sc (voting) answers 100.0 % (63.1 to 100.0) right and gambit "
+        "100.0 % (63.1 to 100.0)."
+    )
+    assert all(line.endswith("8 problems: a claim takes 20).") for line in findings(few)) and findings(few)
+    assert "1 problem: a claim takes 20)" in findings(summary_of(two(1, (1, 0))))[0]
+    assert "On b 1 problem is too few" in headline(summary_of(two(1, (1, 0))))
+    assert not any("a claim takes" in line for line in findings(summary_of(two(30, (12, 10)))))
     assert headline(summary_of([each for each in two(30, (12, 10)) if each.variant == "sc"], "sc")) == ""
 
 
@@ -479,7 +491,7 @@ def places(picture: str, what: str) -> list[list[str]]:
 def test_a_plot_of_lengths_has_the_median_and_the_middle_80_percent() -> None:
     rows = [row("sc", 0, True, total_lengths=tuple(range(0, 1001, 10)))]
     picture = drawn(rows, "sc")["b: tokens of a trace, middle 80 %"]
-    assert "sc 500</title>" in picture and 'x1="240.2" x2="449.8"' in picture, "from 100 to 900 on an axis to 1000"
+    assert "sc 500</title>" in picture and 'x1="239.4" x2="442.6"' in picture, "from 100 to 900 on an axis to 1000"
 
 
 def test_a_curve_of_the_pool_rises_and_falls_as_the_pool_does() -> None:

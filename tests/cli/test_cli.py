@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -96,6 +97,8 @@ def test_a_report_is_short_unless_more_is_wanted(solve) -> None:
     facts = [line.split()[0] for line in out.splitlines()[-2:]]
     assert facts == ["cost", "run"] and "traces completed" in out and "share" in out
     assert "weight" not in out and "recomputed" not in out
+    shares = [int(share) for share in re.findall(r"(\d+)%", out)]
+    assert sum(shares) == pytest.approx(100, abs=4), "the last row has its share, too"
     stored = json.loads(Path("here/result.json").read_text())
     assert f"{stored['tokens']['generated']:,} tokens" in out
 
@@ -106,7 +109,9 @@ def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     header = next(iter(ev.read_log(Path("here/events.jsonl"))))
     assert header.settings["why"] == pool["why"]
     told = " ".join(Outcome("replay", "here", "-v").out.split())
-    assert f"2 islands, swaps of 2 by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
+    assert (
+        f"2 islands, 1 swap in each by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens: nobody" in told
+    )
     assert "roots islands" in told, "the vote table has both"
     alone = solve("a=1", "--islands", "1", "-v").out
     assert "islands = 1 is given" in alone and "roots islands" not in " ".join(alone.split())
@@ -199,6 +204,23 @@ def test_a_broken_jsonl_file_is_refused_with_its_line(solve, content: str, messa
     Path("p.jsonl").write_text(content)
     outcome = solve("--file", "p.jsonl")
     assert (outcome.code, outcome.out) == (2, "") and message in outcome.err
+
+
+def test_a_question_that_the_bundled_model_cannot_read_is_named_with_its_line(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text('{"question": "a = 2; b = 3; c = a + b; c?"}\n\n{"question": "What is 2+2?"}\n')
+    Path("one.txt").write_text("What is 2+2?")
+    for file, place in (("p.jsonl", "p.jsonl, line 3"), ("one.txt", "one.txt")):
+        outcome = Outcome("solve", "--file", file)
+        assert outcome.code == 2 and outcome.err.startswith(f"error: {place}: not a register puzzle: ")
+        assert outcome.err.endswith("Name one with --model.")
+
+
+def test_a_folder_that_cannot_be_written_is_answered_with_the_option(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("no folder")
+    outcome = Outcome("solve", "a = 2; b = 3; c = a + b; c?")
+    assert outcome.code == 2 and outcome.err.endswith("name another folder with --out FOLDER")
 
 
 def test_flags_override_the_config_file_and_the_rest_stays_open(solve) -> None:
@@ -432,7 +454,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(interrupted: tuple[int, st
         process.stdout.close()
         assert process.stderr.read() == ""
         process.stderr.close()
-        assert process.wait() == 1
+        assert process.wait() == 141  # as of `cat`, which SIGPIPE ends
 
 
 def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +470,7 @@ def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.Monk
     monkeypatch.setattr(Solver, "solve_many", stop_after_the_first)
     outcome = solve("--file", "p.jsonl", "--json")
     assert outcome.code == 143
-    assert len(outcome.out.splitlines()) == 1 and "stopped early: 2 problems were not begun" in outcome.err
+    assert len(outcome.out.splitlines()) == 1 and "stopped early: 2 problems not begun" in outcome.err
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])

@@ -41,7 +41,9 @@ def test_a_random_puzzle_has_no_number():
     assert done.exit_code == 2 and "leave one out" in done.output
 
 
-def test_a_server_greets_with_its_page_and_a_line_to_try():
+def test_a_server_greets_with_its_page_and_a_line_to_try(monkeypatch):
+    monkeypatch.delenv("GAMBIT_API_KEY", raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     plain = greeting_of(ServeSettings(served_names=("pawn",)), "http://127.0.0.1:8000")
     assert plain.splitlines()[:2] == [
         "pawn at http://127.0.0.1:8000/v1",
@@ -52,7 +54,10 @@ def test_a_server_greets_with_its_page_and_a_line_to_try():
     assert (address, option) == ("http://127.0.0.1:8000/v1/chat/completions", "-d")
     assert json.loads(body) == {"model": "pawn", "messages": [{"role": "user", "content": EXAMPLE_PUZZLE}]}
     locked = greeting_of(ServeSettings(served_names=("other",), keys=(ApiKey(name="one", key="sk"),)), "https://h:1")
-    assert "Bearer $KEY" in locked and "sk" not in locked.replace("asks", "") and EXAMPLE_PUZZLE not in locked
+    assert 'Bearer KEY"' in locked and "sk" not in locked.replace("asks", "") and EXAMPLE_PUZZLE not in locked
+    monkeypatch.setenv("GAMBIT_API_KEY", "sk")
+    locked = greeting_of(ServeSettings(served_names=("other",), keys=(ApiKey(name="one", key="sk"),)), "https://h:1")
+    assert "Bearer $GAMBIT_API_KEY" in locked
 
 
 def test_a_share_is_a_number_and_a_bar():

@@ -9,8 +9,8 @@ from gambit.cli.app import app
 from support import GOLDEN
 
 
-def invoked(*args):
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(args))
+def invoked(*args, width=200):
+    done = CliRunner(env={"COLUMNS": str(width)}).invoke(app, list(args))
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -35,10 +35,17 @@ def test_each_run_has_a_line_the_newest_first(runs):
     assert code == 0 and head.split()[-4:] == ["how", "far", "result", "what"]
     assert [line.split()[0][-4:] for line in lines] == ["eeee", "dddd", "cccc", "bbbb", "aaaa"]
     empty, compared, unfinished, bench, single = lines
-    assert "no events.jsonl" in empty and "compare" in compared and "1 problems" in compared
+    assert "no events.jsonl" in empty and "compare" in compared and "1 problem " in compared
     assert "gambit, sc: " in unfinished and "1 of 2" in unfinished
     assert "bench problems" in bench and "12 of 12" in bench and "sc " in bench and "%" in bench
     assert "gambit: " in single and "1 of 1" in single
+
+
+def test_names_of_runs_stay_whole_on_a_narrow_terminal(runs, monkeypatch):
+    shutil.copytree(GOLDEN / "runs" / "bench", runs / "20260102T000000Z-bbbb")
+    monkeypatch.setattr("gambit.cli.terminal.PIPE_WIDTH", 60)
+    lines = invoked("runs", width=60)[1].splitlines()
+    assert lines[1].startswith("runs/20260102T000000Z-bbbb ") and max(map(len, lines)) <= 60
 
 
 def test_without_a_run_it_says_how_to_make_one(runs):

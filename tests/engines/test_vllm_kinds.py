@@ -6,6 +6,7 @@ docs/models.md: after a change that is meant, python -m pytest tests/engines/tes
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -258,7 +259,10 @@ def _row(kind: Kind, runs: str, again: str = "", short: str = "", inner: str = "
 
 
 def _sentence(error: Exception) -> str:
-    return str(error).removeprefix("vLLM failed: ").removeprefix("vLLM does not start: ").partition("\n")[0][:160]
+    """Returns the reason in short: the message's last part says where vLLM's own log has more."""
+    text = str(error).removeprefix("vLLM failed: ").removeprefix("vLLM does not start: ").partition("\n")[0]
+    text = text.rpartition("Value error, ")[2].partition(". ")[0][:120]
+    return re.sub(r"Model architectures \['(\w+)'\] failed to be inspected", r"vLLM cannot load `\1` here", text)
 
 
 def test_the_table_has_what_was_found(request):

@@ -172,6 +172,13 @@ def test_a_difference_that_is_not_shown_is_hollow():
     assert "<title>gain: a +1.0; b +1.0</title>" in drawn
 
 
+def test_a_heading_among_the_rows_is_no_row_and_long_labels_keep_clear_of_the_dots():
+    dots = [Dot("Gambit + verifier, ¼ of the cache", -15, -20, 5, is_ours=True), Dot("b", 1, -1, 3)]
+    drawn = dot_plot("gain", ["searches", *dots], unit="", is_difference=True)
+    assert "<title>gain: Gambit + verifier, ¼ of the cache -15.0; b +1.0</title>" in drawn and ">searches<" in drawn
+    assert min(float(x) for x in re.findall(r'x1="([\d.]+)"', drawn)) > 300
+
+
 def without_code(text):
     return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
 

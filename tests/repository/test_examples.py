@@ -81,6 +81,15 @@ def test_problems_are_solved_with_a_model_of_ones_own(engine, tmp_path):
     assert len(list(tmp_path.glob("logs/*/events.jsonl"))) == 4
 
 
+def test_problems_need_no_ids_and_the_time_is_that_of_all(tmp_path):
+    rows = [json.loads(line) for line in Path(PUZZLES).read_text().splitlines()]
+    plain = tmp_path / "mine.jsonl"
+    plain.write_text("".join(json.dumps({key: row[key] for key in ("question", "answer")}) + "\n" for row in rows))
+    words = ("02_vllm.py", "pawn", plain, "--engine", "local", "--capacity", "8")
+    assert script(tmp_path, *words).splitlines()[0].startswith("1: ")
+    assert script(tmp_path, *words, "--minutes", "0").splitlines()[-1].startswith("0 of 4 right")
+
+
 def test_a_client_gets_answers_votes_and_a_stream(pawn_solver, tmp_path):
     with serving(pawn_solver, keys=()) as served:
         out = script(tmp_path, "03_openai_client.py", f"{served.url}/v1")

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.cli.app import app
 from gambit.pawn.puzzles import parse_puzzle
+from gambit.view.race import HELD
 from support import ROOT
-from support.browser import Story
+from support.browser import Browser, Story, find_browser
 
 SVG, LLM_SVG = ROOT / "docs" / "race.svg", ROOT / "docs" / "race-llm.svg"
 
@@ -65,7 +66,29 @@ def test_the_race_of_the_llm_is_a_problem_of_the_planned_comparison():
 
 def test_the_counters_end_where_the_logs_do():
     totals = [[event for event in ev.read_log(log) if isinstance(event, ev.Sample)][-1].generated for log in LOGS]
-    assert [f"{total:,} tokens · 0 running · 64 done" in SVG.read_text() for total in totals] == [True, True]
+    assert [f"{total:,} tokens · 64 done" in SVG.read_text() for total in totals] == [True, True]
+
+
+@pytest.mark.system
+def test_it_begins_with_the_end_and_then_plays(tmp_path):
+    if (browser := find_browser()) is None:
+        pytest.skip("needs Chromium or Chrome")
+    shown = "[...document.querySelectorAll('.answer')].map((each) => +getComputedStyle(each.parentNode).opacity)"
+    with Browser(browser, tmp_path / "profile", (400, 301)) as tab:
+        tab.open(SVG)
+        for seconds, wanted in ((0, [1, 1]), (HELD - 0.1, [1, 1]), (HELD + 5, [0, 0]), (HELD + 10.5, [1, 1])):
+            tab.run(
+                f"document.getAnimations().forEach((each) => {{each.pause(); each.currentTime = {1000 * seconds}}})"
+            )
+            assert tab.run(shown) == wanted, seconds
+
+
+def test_the_picture_says_what_its_colours_and_counts_mean():
+    counts = [sum(isinstance(event, ev.Pruned) for event in ev.read_log(log)) for log in LLM_LOGS]
+    text = LLM_SVG.read_text()
+    assert counts[0] == 0 and "every trace runs to its end" in text
+    assert f"{counts[1]} pruned, each replaced by" in text and text.count("64 places") == 2
+    assert all(words in text for words in ("ended right", "ended wrong", "× pruned", "2,048 steps", "squares: places"))
 
 
 def test_without_the_right_answer_the_search_is_not_marked(tmp_path):
@@ -111,7 +134,8 @@ def test_hostile_words_stay_words_and_long_answers_are_cut(tmp_path):
 def test_without_a_run_there_must_be_one(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [command])
-    assert done.exit_code == 2 and "no folder in runs/" in " ".join(done.output.split())
+    assert done.exit_code == 2 and "no folder in runs/" in (said := " ".join(done.output.split()))
+    assert ("`gambit bench` makes one" if command == "report" else "`gambit solve` makes one") in said
 
 
 def test_the_newest_run_is_taken(tmp_path, monkeypatch):

@@ -107,7 +107,9 @@ def test_the_run_is_told_beside_the_tree(page: Browser) -> None:
     assert page.text(".answer") == "7" and page.text("#answer-line") == "answer 7"
     rows = [page.text(f"[data-vote='{i}']").split() for i in range(2)]
     assert rows == [["7", "0.70", "1", "1"], ["9", "0.50", "1", "1"]]
-    assert page.text("#legend").split() == ["root", "branch", "completed", "pruned", "ghost", "cut", "off"]
+    assert " ".join(page.text("#legend").split()) == (
+        "root branch completed: winner completed: other pruned ghost cut off"
+    )
     assert page.run("document.querySelectorAll('b img, img, #run b').length") == 0  # the question's tags are words
     assert colours(page, "#tree-base") > 20 and colours(page, "#charts-base") > 4
 
@@ -137,7 +139,10 @@ def test_a_click_shows_the_text_with_inherited_and_own_part(page: Browser, story
     assert HOSTILE in inherited[1] and page.run("document.querySelectorAll('#trace img').length") == 0
     scores = page.run("[...document.querySelectorAll('.thought b')].map((node) => node.textContent)")
     assert [score for score in scores if score] == ["0.90", "0.50", "0.10"]
-    assert page.text("#trace dl").endswith("answer\n9\nvote\n0.50") and page.run("location.hash") == "#trace-3"
+    assert (
+        page.text("#trace dl").endswith("answer\n9\nweight of its vote\n0.50")
+        and page.run("location.hash") == "#trace-3"
+    )
     assert page.run("document.querySelector('#tree').classList.contains('focused')")
 
 
@@ -216,6 +221,29 @@ def test_a_browser_that_cannot_unpack_says_so(page: Browser) -> None:
     page.run("delete window.DecompressionStream")
     pick(page, 0, 180)
     assert "cannot unpack the text" in page.text("#trace .notice") and "0.70" in page.text("#trace")
+
+
+def test_a_minority_that_wins_by_weight_is_said_to(shared: Browser, story: Story, tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    with ev.LogWriter(log) as writer:
+        for event in (
+            story.header,
+            *(ev.Created(0, trace) for trace in range(3)),
+            *(ev.Admitted(1, trace, 0, 0, 0) for trace in range(3)),
+            ev.Scored(60, (0, 1, 2), (0.9, 0.1, 0.1), (20, 20, 20)),
+            *(ev.Finished(LAST_STEP, t, EndReason.STOP, "20" if t else "25", (1,) * 40) for t in range(3)),
+            ev.Stopped(LAST_STEP, StopReason.COMPLETED),
+        ):
+            writer.write(event)
+    write_page(log, tmp_path / "page.html")
+    shared.open(tmp_path / "page.html")
+    assert shared.text("#summary") == (
+        "3 traces began. 1 of 3 complete ones say 25 (82 % of the weight). 2 say 20 (18 % of the weight): "
+        "votes are weighed, not counted."
+    )
+    notice = "In doubt: the scorer overrules the majority: '25' has 1 trace and '20' 2, by weight 0.90 to 0.20."
+    assert shared.text("#run .notice") == notice
+    assert "3 roots + 0 branched: 3 completed; planned: at least 4" in shared.text("#run")
 
 
 # -- islands ---------------------------------------------------------------------------------------------------
@@ -331,7 +359,10 @@ def test_few_traces_are_not_folded_and_one_island_has_no_bars(page: Browser) -> 
 
 
 def test_a_sentence_sums_the_search_up_and_ends_are_coloured(islands: Browser) -> None:
-    assert islands.text("#summary") == f"{NUM_ISLANDS * PER_ISLAND} traces began. 232 of 240 complete ones say 7."
+    assert (
+        islands.text("#summary")
+        == f"{NUM_ISLANDS * PER_ISLAND} traces began. 232 of 240 complete ones say 7 (99 % of the weight)."
+    )
     islands.press("u")
     ends = islands.run("""(() => {
         const canvas = document.querySelector("#tree-base"), style = getComputedStyle(document.documentElement);

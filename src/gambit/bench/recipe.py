@@ -11,11 +11,12 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.bench.datasets import Benchmark, benchmark_for
+from gambit.config import registry
 from gambit.config.options import EngineConfig, Model, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
 from gambit.errors import UserError
 from gambit.models.files import folder_on_disk, locate, named_model
-from gambit.search.choice import check_options, lacking, load_policy, options_model, with_fixed_pool
+from gambit.search.choice import GROUP, check_options, lacking, load_policy, options_model, with_fixed_pool
 from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 
 Scalar: TypeAlias = bool | int | float | str
@@ -174,7 +175,10 @@ def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
 
 def with_methods(values: Mapping[str, object], methods: Iterable[str]) -> dict[str, object]:
     """Returns a recipe's options for these methods alone: each is a variant of the recipe or a policy."""
-    variants = _mapping(values.get("variants"))
+    variants, methods = _mapping(values.get("variants")), list(methods)
+    strange = [name for name in methods if name not in variants and ":" not in name and not registry.knows(GROUP, name)]
+    if len(strange) > 1:  # a single one is refused where the policy is loaded
+        raise UserError(" ".join(unknown_key(name, dict.fromkeys(registry.names(GROUP)), "policy") for name in strange))
     chosen = {name: variants[name] for name in methods if name in variants}
     return {**values, "policies": [name for name in methods if name not in chosen], "variants": chosen}
 

@@ -39,11 +39,14 @@ body { margin: 0 auto; padding: 2rem 2rem 4rem; max-width: 1120px; color: var(--
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
 p.lead, p.note, figcaption { color: var(--dim); margin: .3rem 0; } p.note, figcaption { font-size: .87rem; }
 ul.caution { background: var(--mark); padding: .6rem 1rem .6rem 2rem; border-radius: 6px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+.scroll { overflow-x: auto; background: linear-gradient(to left, var(--paper) 30%, transparent) right / 44px 100%
+  no-repeat local, linear-gradient(to left, var(--dim), transparent) right / 12px 100% no-repeat scroll; }
+table { border-collapse: collapse; font-size: .9rem; width: max-content; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-td:not(.number) { white-space: normal; }
+td:not(.number) { white-space: normal; max-width: 22rem; }
 th { font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 1.2rem 0; } figure svg { width: 100%; height: auto; max-width: 560px; }
+figure .dots { --ground: var(--paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .87rem; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; } a { color: inherit; }
 details { border-top: 1px solid var(--rule); padding: .35rem 0; } summary { cursor: pointer; }
@@ -217,7 +220,8 @@ def tree_pages(folder: Path, rows: Sequence[Row], summary: BenchSummary) -> list
         page = Path(PAGES_FOLDER) / f"{slug(row.benchmark)}-{row.problem}-{slug(row.variant)}.html"
         with suppress(GambitError):  # a report without a page of a tree is still a report
             write_page(folder / str(row.log), folder / page)
-            links.append((page.as_posix(), f"{row.variant} on {row.benchmark} {row.problem}"))
+            verdict = "right" if row.correct else "wrong"
+            links.append((page.as_posix(), f"{row.variant} on {row.benchmark} {row.problem}: {verdict}"))
     return links
 
 

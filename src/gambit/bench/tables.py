@@ -11,6 +11,7 @@ from io import StringIO
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
 from gambit.results.html import Markup, table, tag
 from gambit.stats import FEWEST_PROBLEMS, Interval, supports_claim
+from gambit.types import count_of
 
 MINUS = "−"
 MOST_POOLS = 3  # shown of a method whose searches differ
@@ -305,14 +306,20 @@ def _headline_of(benchmark: str, summary: BenchSummary) -> str:
     base = cells.get(summary.baseline)
     if base is None or len(cells) < 2:
         return ""
+    name = "sc (voting)" if base.variant == "sc" else base.variant
     best = max(cells.values(), key=lambda cell: cell.accuracy.value)
+    if best.num_problems < FEWEST_PROBLEMS:
+        rival = max((cell for cell in cells.values() if cell is not base), key=lambda cell: cell.accuracy.value)
+        are = "problem is" if best.num_problems == 1 else "problems are"
+        return (f"On {benchmark} {best.num_problems} {are} too few to tell: {name} answers {_per_cent(base.accuracy)} "
+                f"right and {rival.variant} {_per_cent(rival.accuracy)}.")  # fmt: skip
     if best.accuracy.value == base.accuracy.value:
-        return f"On {benchmark} no method is right more often than {base.variant}, {_per_cent(base.accuracy)}."
+        return f"On {benchmark} no method is right more often than {name}, {_per_cent(base.accuracy)}."
     pair = {best.variant, base.variant}
     is_shown = any(c.is_shown for c in summary.comparisons if c.benchmark == benchmark and {c.first, c.second} == pair)
     words = "more than chance explains" if is_shown else "which chance may explain"
     return (f"On {benchmark} {best.variant} answers {_per_cent(best.accuracy)} of {best.num_problems:,} problems right "
-            f"and {base.variant} {_per_cent(base.accuracy)}, {words}.")  # fmt: skip
+            f"and {name} {_per_cent(base.accuracy)}, {words}.")  # fmt: skip
 
 
 def _per_cent(x: Interval) -> str:
@@ -342,7 +349,7 @@ def _accuracy_sentence(c: MethodComparison, summary: BenchSummary) -> str:
     if second != summary.baseline:  # the baseline comes second in a sentence
         first, second, gain = second, first, Interval(-gain.value, -gain.high, -gain.low)
     p = _p(c.p_corrected) if c.p_corrected < 0.0001 else f"= {_p(c.p_corrected)}"
-    figures = f"{points(gain)}, p {p} after correction, {c.num_problems} problems"
+    figures = f"{points(gain)}, p {p} after correction, {count_of(c.num_problems, 'problem')}{_too_few(c.num_problems)}"
     where = _where(c.benchmark, summary)
     if not c.is_shown:
         return f"No difference in accuracy is shown between {first} and {second}{where} ({figures})."
@@ -355,11 +362,15 @@ def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Bench
         return ""
     where = _where(cell.benchmark, summary)
     if not supports_claim(ratio.low, ratio.high, cell.num_problems, no_difference=1.0):
-        return (
-            f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({_change(ratio)})."
-        )
+        figures = f"{_change(ratio)}, {count_of(cell.num_problems, 'problem')}{_too_few(cell.num_problems)}"
+        return f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({figures})."
     word = "fewer" if ratio.value < 1 else "more"
     return f"{cell.variant} takes {word} {what} than {summary.baseline}{where} ({_change(ratio)})."
+
+
+def _too_few(num_problems: int) -> str:
+    """Returns why nothing is claimed of an interval that may exclude 0."""
+    return f": a claim takes {FEWEST_PROBLEMS}" if num_problems < FEWEST_PROBLEMS else ""
 
 
 def cautions(summary: BenchSummary) -> list[str]:
@@ -368,9 +379,12 @@ def cautions(summary: BenchSummary) -> list[str]:
     if summary.num_rows < summary.num_expected:
         found.append(f"The run is incomplete: {summary.num_rows:,} of {summary.num_expected:,} searches are done.")
     for name, count in summary.left_out.items():
-        found.append(f"{count} problems of {name} are left out: not every method has searched them with the same seed.")
+        found.append(
+            f"{count_of(count, 'problem')} of {name} left out: not every method has searched them with the same seed."
+        )
     if summary.num_failed:
-        found.append(f"{summary.num_failed} searches failed; they count as wrong, and their cost is left out.")
+        failed = count_of(summary.num_failed, "search", "searches")
+        found.append(f"{failed} failed, which count as wrong, and whose cost is left out.")
     found += [
         c.warmup.sentence(f"{c.variant}'s traces{_where(c.benchmark, summary)}") + "."
         for c in summary.cells if c.warmup and c.warmup.are_most
@@ -383,10 +397,11 @@ def cautions(summary: BenchSummary) -> list[str]:
     ]  # fmt: skip
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEWEST_PROBLEMS})
     if few:
-        found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow; no "
-                     f"difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
+        found.append(f"Only {count_of(few[0], 'problem')}: bootstrap intervals of so few are rough, and tend to be too "
+                     f"narrow; no difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
     if any(c.num_turns < FEWEST_TURNS for c in summary.cells) and len(summary.variants) > 1:
-        found.append(f"Each method had fewer than {FEWEST_TURNS} turns: nothing is claimed about seconds.")
+        found.append(f"Nothing is claimed about seconds: each method searched in fewer than {FEWEST_TURNS} batches of "
+                     "problems, and what else a machine does weighs on a whole batch.")  # fmt: skip
     return found
 
 

@@ -195,7 +195,7 @@ def _search(
     """Carries out the searches that have no row yet; returns the exit code."""
     with (
         RowWriter(folder) as writer,
-        BenchScreen(stderr(), is_live=is_watched() and not is_quiet) as screen,
+        BenchScreen(stderr(), is_live=is_watched() and not is_quiet, is_quiet=is_quiet) as screen,
         only_our_warnings(screen.paused, is_quiet=is_quiet),
         _engines(plan, folder, engine, cluster, screen) as begin,
         StopSignal(screen.stopping) as stop,

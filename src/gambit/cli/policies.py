@@ -15,6 +15,7 @@ from gambit.config import registry
 from gambit.config.trust import RULES
 from gambit.errors import UserError
 from gambit.search.choice import GROUP, load_policy, options_model
+from gambit.types import count_of
 
 
 def policies(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False) -> int:
@@ -62,5 +63,6 @@ def _automatic_pools() -> list[str]:
     for rule in RULES:
         aucs = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or unknown"
         share = f", warm-up of at least {rule.least_warmup:.0%} of a trace" if rule.least_warmup else ""
-        lines.append(f"  {aucs}: islands of {rule.island_size}, {rule.swaps_per_island} swaps each{share}")
+        swaps = count_of(rule.swaps_per_island, "swap")
+        lines.append(f"  {aucs}: islands of {rule.island_size} traces, {swaps} in each{share}")
     return lines

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gambit import events as ev
-from gambit.cli.terminal import stderr
+from gambit.cli.terminal import say, stderr
 from gambit.results.html import BLUE, GREY, ORANGE
 from gambit.results.record import SearchRecord
 from gambit.tree import LIVE, Trace, TraceState
@@ -300,8 +300,9 @@ class BenchScreen(LiveScreen):
 
     stopping_words = "stopping: finished searches are kept, --resume goes on; Ctrl-C again aborts at once"
 
-    def __init__(self, console: Console, *, is_live: bool) -> None:
+    def __init__(self, console: Console, *, is_live: bool, is_quiet: bool = True) -> None:
         super().__init__(console, is_live=is_live)
+        self._has_lines = not (is_live or is_quiet)  # one for each search that is done
         self._total = 0
         self._num_before = 0  # done by earlier starts of the run
         self._num_done = 0
@@ -321,6 +322,10 @@ class BenchScreen(LiveScreen):
     def on_row(self, row: Row) -> None:
         self._count(row)
         self._num_done += 1
+        if self._has_lines:
+            found = "failed" if row.error else "right" if row.correct else "wrong"
+            done = f"{self._num_before + self._num_done}/{self._total}"
+            say(f"{done} {row.benchmark} {row.problem}, {row.variant}: {found}, {row.generated:,} tokens")
 
     def _count(self, row: Row) -> None:
         right, rows, tokens = self._scores.get(row.variant, (0, 0, 0))

@@ -17,7 +17,7 @@ from gambit.answers.structured import THINK_END
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
 from gambit.results.result import STOP_WORDS, Counts, Cuts, SearchResult, VerifierCost
 from gambit.results.vote import VoteEntry
-from gambit.types import StopReason
+from gambit.types import StopReason, count_of
 
 MOST_VOTES, FEW_VOTES = 10, 5
 LAST_LINES, LAST_CHARACTERS = 4, 800  # of a trace's text
@@ -121,7 +121,7 @@ def _headline(result: SearchResult, title: str | None) -> Text:
 def _why_none(counts: Counts) -> str:
     if counts.completed == 0:
         return "no trace was completed"
-    return f"none of the {counts.completed} completed traces gave one"
+    return f"none of the {count_of(counts.completed, 'completed trace')} gave one"
 
 
 def _vote_table(result: SearchResult, *, is_verbose: bool) -> Table:
@@ -143,7 +143,8 @@ def _vote_table(result: SearchResult, *, is_verbose: bool) -> Table:
     if hidden := result.votes[most:]:
         cells = {"weight": f"{sum(entry.weight for entry in hidden):.2f}",
                  "traces": f"{sum(entry.traces for entry in hidden):,}"}  # fmt: skip
-        table.add_row(f"  {len(hidden)} other answers", *(cells.get(name, "") for name in columns))
+        share = share_bar(sum(entry.weight for entry in hidden) / total) if total > 0 else ""
+        table.add_row(f"  {count_of(len(hidden), 'other answer')}", *(cells.get(name, "") for name in columns), share)
     if result.num_abstained:
         table.add_row("  none", *(f"{result.num_abstained:,}" if name == "traces" else "" for name in columns))
     return table
@@ -164,7 +165,7 @@ def _facts(result: SearchResult, verdict: str | None, *, is_verbose: bool) -> di
         facts["seconds"] = str(result.seconds)
         facts["search"] = f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}")
     else:
-        traces = f"{counts.completed:,} traces completed, {counts.pruned:,} pruned"
+        traces = f"{count_of(counts.completed, 'trace')} completed, {counts.pruned:,} pruned"
         facts["cost"] = f"{result.tokens.generated:,} tokens, {result.seconds.total:.1f} s, {traces} (more: -v)"
     if is_verbose or result.stop_reason is not StopReason.COMPLETED:
         facts["stopped"] = STOP_WORDS[result.stop_reason]
@@ -172,7 +173,7 @@ def _facts(result: SearchResult, verdict: str | None, *, is_verbose: bool) -> di
         facts["in doubt"] = "; ".join(result.vote_warnings)
     if is_verbose and waiting.traces:
         facts["waiting"] = (
-            f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "
+            f"{count_of(waiting.traces, 'trace')}, {waiting.steps / waiting.traces:,.0f} steps each, "
             f"{waiting.seconds / waiting.traces:.1f} s each, at most {waiting.most_seconds:.1f} s"
         )
     if is_verbose and result.verifier is not None:

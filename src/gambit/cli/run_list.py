@@ -17,6 +17,7 @@ from gambit.errors import GambitError, UserError, first_line
 from gambit.events import RunStarted, read_log
 from gambit.storage.problems import RUNS
 from gambit.storage.run_folder import find_logs
+from gambit.types import count_of
 
 MOST_RUNS = 20
 
@@ -24,9 +25,12 @@ MOST_RUNS = 20
 def runs() -> int:
     """List the newest runs in runs/, with their answers: when they began, how far they are and what was searched."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
-    for name in ("run (UTC of its start)", "how far", "result", "what"):
+    folders = sorted((each for each in RUNS.glob("*") if each.is_dir()), reverse=True)[:MOST_RUNS]
+    longest = max((len(str(each)) for each in folders), default=0)  # a name that is cut cannot be given to `view`
+    table.add_column("run (UTC of its start)", no_wrap=True, min_width=longest)
+    for name in ("how far", "result", "what"):
         table.add_column(name, no_wrap=True, ratio=1 if name == "what" else None)
-    for folder in sorted((each for each in RUNS.glob("*") if each.is_dir()), reverse=True)[:MOST_RUNS]:
+    for folder in folders:
         try:
             columns = _bench(folder) if (folder / RUN_FILE).is_file() else _searches(folder)
         except (GambitError, OSError, ValueError, LookupError) as error:
@@ -51,13 +55,14 @@ def _bench(folder: Path) -> tuple[str, str, str]:
 def _searches(folder: Path) -> tuple[str, str, str]:
     """Returns how many searches have a result, the answers, and the methods with their question."""
     if (pairs := folder / "pairs.jsonl").is_file():
-        return f"{len(pairs.read_bytes().splitlines())} problems", "", "compare"
+        return count_of(len(pairs.read_bytes().splitlines()), "problem"), "", "compare"
     logs = find_logs(folder)
     begun = [event for log in logs if isinstance(event := next(read_log(log), None), RunStarted)]
     found = [json.loads(path.read_text(encoding="utf-8"))["answer"] for path in sorted(folder.rglob("result.json"))]
     questions = {event.question for event in begun}
     if len(questions) > 1:
-        about, result = f"{len(questions)} problems", f"{sum(answer is not None for answer in found)} answers"
+        num_answers = sum(answer is not None for answer in found)
+        about, result = f"{len(questions)} problems", count_of(num_answers, "answer")
     else:
         about, result = "".join(questions), ", ".join(answer or "none" for answer in found)
     methods = ", ".join(dict.fromkeys(event.policy for event in begun))

@@ -43,6 +43,7 @@ from gambit.solver.spread import SpreadSolver
 from gambit.storage.files import append_synced
 from gambit.storage.problems import Problems, columns_of, new_run_folder, read_problems
 from gambit.storage.run_folder import check_free, check_new_file, check_writable
+from gambit.types import count_of
 
 Grade = Callable[[str | None, str], bool]
 
@@ -107,7 +108,8 @@ def _check_questions(problems: Problems, model: str) -> None:
         try:
             named.check_question(problem.last_message)
         except UserError as error:
-            raise UserError(f"problem {problem.id}: {error}" if problems.is_many else str(error)) from error
+            place = f"{problems.places[problem.id]}: " if problem.id in problems.places else ""
+            raise UserError(f"{place}{error} Name one with --model.") from error
 
 
 def _run(job: SolveJob) -> int:
@@ -239,7 +241,7 @@ def _show_all(job: SolveJob, results: Iterable[SearchResult], grade: Grade, scre
             num_answered += result.answer is not None
             num_shown += 1
     if missing := len(job.problems.problems) - num_shown:
-        say(f"stopped early: {missing} problems were not begun")
+        say(f"stopped early: {count_of(missing, 'problem')} not begun")
     if expected and not job.style.as_json and not job.style.is_quiet:
         put(f"{num_right} of {len(expected)} right")
     return worst([*codes, OK if num_answered or not codes else NO_ANSWER])

@@ -24,7 +24,7 @@ from gambit.engines.base import check_engine
 from gambit.errors import UserError
 from gambit.models.files import usual_effort
 from gambit.serve import server
-from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, example_question, read_keys
+from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, example_question, key_of, read_keys
 from gambit.storage.run_folder import check_writable
 
 KEY_VARIABLES = ("GAMBIT_API_KEY", "VLLM_API_KEY")  # the first that is set counts
@@ -67,7 +67,8 @@ def greeting_of(settings: ServeSettings, address: str) -> str:
     """Returns the addresses of the API and of the page, and a line that tries the API."""
     name = settings.served_names[0]
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": example_question(name)}]})
-    key = '-H "Authorization: Bearer $KEY" ' if settings.keys else ""
+    variable = next((f"${name}" for name in KEY_VARIABLES if key_of(os.environ.get(name, ""), settings.keys)), "KEY")
+    key = f'-H "Authorization: Bearer {variable}" ' if settings.keys else ""
     return (
         f"{', '.join(settings.served_names)} at {address}/v1\n"
         f"page: {address}/ shows searches live\n"

@@ -17,7 +17,7 @@ from gambit.errors import GambitError, StopWish, UserError, named
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
 PIPE_WIDTH = 200  # of output that is no terminal's: its lines need not be folded
 SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
@@ -33,8 +33,9 @@ def exit_code(body: Callable[[], int]) -> int:
         return failed(error, str(error), FAILURE)
     except KeyboardInterrupt as error:
         return failed(error, "interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        raise  # the reader of the pipe is gone: typer ends quietly
+    except BrokenPipeError:  # the reader of the pipe is gone: quiet, as `cat` is when SIGPIPE ends it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would complain
+        return UNREAD
     except PermissionError as error:
         path = error.filename or "a file"
         return failed(error, f"permission denied for {path}: ask its owner, or name another", USER_MISTAKE)

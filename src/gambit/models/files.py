@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -304,7 +305,9 @@ def _work_offline_if_silent(model: str) -> None:
 
 
 def _refused(model: str, reason: str) -> UserError:
-    return UserError(f"cannot load model {model!r}: there is no such folder, and {reason}")
+    near = difflib.get_close_matches(model, registry.names(MODELS), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return UserError(f"cannot load model {model!r}{hint}: there is no such folder, and {reason}")
 
 
 def hub_silence() -> str | None:

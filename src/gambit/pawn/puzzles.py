@@ -186,5 +186,5 @@ def _check_sizes(num_givens: int, num_steps: int) -> None:
 def _not_a_puzzle(reason: str) -> UserError:
     return UserError(
         f"not a register puzzle: {reason}. The bundled model pawn solves only puzzles such as "
-        "'a = 17; b = 5; c = a * b; d = c - a; d?' (68, modulo 97); anything else needs a real model (--model NAME)."
+        "'a = 17; b = 5; c = a * b; d = c - a; d?' (68, modulo 97); anything else needs a real model."
     )

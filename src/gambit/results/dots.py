@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from gambit.results.html import Markup, tag
 from gambit.stats import Floats, Interval
 
-WIDTH, LABELS, PLOT, ROW, TOP = 560, 214, 262, 34, 46
+WIDTH, LABELS, VALUES, ROW, TOP = 560, 214, 92, 34, 46
+LETTER = 9.1  # wide, of a label in bold
 STYLE = """
 .dots{--ink:#1f2328;--faint:#66707b;--rule:#d0d7de;--ours:#0072b2;--ground:#fff;font:16px system-ui,sans-serif;\
 max-width:560px;width:100%}
@@ -17,7 +18,7 @@ max-width:560px;width:100%}
 .dots text{fill:var(--ink)}.dots .title{font-weight:700}.dots .tick{fill:var(--faint);font-size:14px}
 .dots .ground{fill:var(--ground)}.dots line{stroke:var(--rule)}
 .dots .bar{stroke:var(--ink);stroke-width:2}.dots circle{fill:var(--ink);stroke:var(--ink);stroke-width:2}
-.dots .ours text{font-weight:700}
+.dots .ours text{font-weight:700}.dots .head{paint-order:stroke;stroke:var(--ground);stroke-width:5px}
 .dots .ours .bar,.dots .ours circle{stroke:var(--ours)}.dots .ours circle{fill:var(--ours)}
 .dots .open .bar,.dots .open circle{stroke:var(--faint)}.dots .open circle{fill:var(--ground)}
 """
@@ -41,17 +42,27 @@ class Dot:
 
 
 def dot_plot(
-    title: str, dots: Sequence[Dot], *, unit: str = " %", digits: int = 1, is_difference: bool = False
+    title: str, rows: Sequence[Dot | str], *, unit: str = " %", digits: int = 1, is_difference: bool = False
 ) -> Markup:
-    """Returns the plot. Of differences, the axis holds zero, and rows whose interval holds it are hollow."""
-    axis = _Axis([end for dot in dots for end in (dot.low, dot.high)] + [0.0] * is_difference)
-    values = [f"{dot.value:{'+' if is_difference else ''},.{digits}f}{unit}" for dot in dots]
-    rows = [
-        _row(dot, axis, TOP + ROW * (number + 0.5), words, is_difference)
-        for number, (dot, words) in enumerate(zip(dots, values, strict=True))
-    ]
-    said = "; ".join(f"{dot.label} {words}" for dot, words in zip(dots, values, strict=True))
-    return _plot(f"{title}: {said}", title, axis, rows, has_zero=is_difference)
+    """Returns the plot, where a text among the rows heads those below it.
+
+    Of differences, the axis holds zero, and rows whose interval holds it are hollow.
+    """
+    dots = [row for row in rows if isinstance(row, Dot)]
+    axis = _Axis(
+        [end for dot in dots for end in (dot.low, dot.high)] + [0.0] * is_difference,
+        max(LABELS, *(12 + LETTER * len(dot.label) for dot in dots)) if len(rows) > len(dots) else LABELS,
+    )
+    said, drawn = [], []
+    for number, row in enumerate(rows):
+        y = TOP + ROW * (number + 0.5)
+        if isinstance(row, str):
+            drawn.append(tag("text", row, class_="tick head", x=12, y=y + 7))
+            continue
+        words = f"{row.value:{'+' if is_difference else ''},.{digits}f}{unit}"
+        said.append(f"{row.label} {words}")
+        drawn.append(_row(row, axis, y, words, is_difference))
+    return _plot(f"{title}: {'; '.join(said)}", title, axis, drawn, has_zero=is_difference)
 
 
 def curve_plot(title: str, x: Floats, curves: Mapping[str, Floats], ours: str) -> Markup:
@@ -86,14 +97,16 @@ def stacked(pictures: Sequence[Markup]) -> Markup:
 class _Axis:
     """The ticks around some values, and the places of values on the plot."""
 
-    def __init__(self, ends: Sequence[float]) -> None:
+    def __init__(self, ends: Sequence[float], left: float = LABELS) -> None:
         ends = [*ends, 0.0] if min(ends) == max(ends) else ends  # equal values have no range of their own
-        step = _step(max(ends) - min(ends))
+        step = _step(max(ends) - min(ends), 4 if left == LABELS else 3)
         first, last = math.floor(min(ends) / step), math.ceil(max(ends) / step)
         self.ticks = [step * number for number in range(first, max(last, first + 1) + 1)]
+        self._left = left
 
     def across(self, value: float) -> float:
-        return round(LABELS + PLOT * (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0]), 1)
+        share = (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
+        return round(self._left + (WIDTH - VALUES - self._left) * share, 1)
 
 
 def _plot(said: str, title: str, axis: _Axis, rows: Sequence[Markup], *, has_zero: bool = False) -> Markup:
@@ -127,8 +140,8 @@ def _row(dot: Dot, axis: _Axis, y: float, words: str, is_difference: bool) -> Ma
     )  # fmt: skip
 
 
-def _step(span: float) -> float:
-    """Returns a round distance of ticks: about five of them on the span."""
-    rough = max(span, 1e-9) / 4
+def _step(span: float, parts: int) -> float:
+    """Returns a round distance of ticks: about `parts` times on the span."""
+    rough = max(span, 1e-9) / parts
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

@@ -15,10 +15,10 @@ from gambit import events as ev
 from gambit.results.html import result_html
 from gambit.results.vote import VoteEntry
 from gambit.tree import Trace, TraceState, TraceTree
-from gambit.types import PoolSettings, StopReason
+from gambit.types import PoolSettings, StopReason, count_of
 
 STOP_WORDS: Mapping[StopReason, str] = {
-    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.COMPLETED: "at least the planned number of traces is complete",
     StopReason.EXHAUSTED: "no trace was left to run",
     StopReason.POLICY: "the search method had seen enough",
     StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
@@ -260,8 +260,8 @@ class SearchResult:
         found = []
         if most.traces > winner.traces:
             found.append(
-                f"the scorer overrules the majority: {winner.answer!r} has {winner.traces} traces and {most.answer!r} "
-                f"{most.traces}, by weight {winner.weight:.2f} to {most.weight:.2f}"
+                f"the scorer overrules the majority: {winner.answer!r} has {count_of(winner.traces, 'trace')} and "
+                f"{most.answer!r} {most.traces}, by weight {winner.weight:.2f} to {most.weight:.2f}"
             )
         num_traces = sum(entry.traces for entry in self.votes)
         is_alone = self.num_islands > 1 and 2 * winner.islands <= self.num_islands

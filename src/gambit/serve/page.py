@@ -238,8 +238,8 @@ def _progress(record: SearchRecord) -> list[tuple[str, str]]:
         return []
     speed = sample.generated / sample.seconds_total if sample.seconds_total else 0.0
     return [
-        ("traces", f"{sample.running:,} running, {sample.waiting:,} waiting, {sample.completed:,} of "
-                   f"{record.started.num_traces:,} completed, {len(tree.traces):,} in all"),
+        ("traces", f"{sample.running:,} running, {sample.waiting:,} waiting, {sample.completed:,} "
+                   f"completed, {len(tree.traces):,} in all; planned: at least {record.started.num_traces:,}"),
         ("tokens", f"{sample.generated:,}, {speed:,.0f} a second"),
     ]  # fmt: skip
 

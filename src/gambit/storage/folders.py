@@ -47,7 +47,8 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def refusal(folder: Path, error: OSError | ValueError) -> UserError:
-    return UserError(f"cannot write to {folder}: {reason_of(error)}")
+    hint = ": name another folder with --out FOLDER" if folder.parts[:1] == ("runs",) else ""
+    return UserError(f"cannot write to {folder}: {reason_of(error)}{hint}")
 
 
 @contextmanager

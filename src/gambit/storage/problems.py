@@ -10,7 +10,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -23,7 +23,7 @@ SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
 TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")
 MANY_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 COLUMNS = ("id", "question", "answer")
-RUNS = Path("runs")
+RUNS, ROWS = Path("runs"), "rows.jsonl"
 Record = dict[str, object]
 Located = Iterator[tuple[str, Record]]  # where a record stands, and the record
 
@@ -35,6 +35,7 @@ class Problems:
     problems: tuple[Problem, ...]
     is_many: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)  # right answers by problem id, where the file has them
+    places: Mapping[str, str] = field(default_factory=dict)  # file and line by problem id
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -76,7 +77,8 @@ def read_problem_file(file: Path, columns: Mapping[str, str]) -> Problems:
     if suffix in TEXT_SUFFIXES:
         if columns:
             raise UserError(f"--map names columns, and {file} is one problem of text: use {', '.join(MANY_SUFFIXES)}")
-        return _single(_read(file), str(file))
+        single = _single(_read(file), str(file))
+        return replace(single, places={single.problems[0].id: str(file)})
     if suffix not in MANY_SUFFIXES:
         raise UserError(f"cannot read {file}: files of problems end in {', '.join(MANY_SUFFIXES)}, one problem of text "
                         f"in {', '.join(filter(None, TEXT_SUFFIXES))} or nothing")  # fmt: skip
@@ -110,7 +112,8 @@ def newest_run(holding: str) -> Path:
     for run in sorted(RUNS.glob("*"), reverse=True):
         if next(run.rglob(f"{holding}*"), None) is not None:
             return run
-    raise UserError(f"no folder in {RUNS}/ has {holding} in it: name the folder of a run")
+    maker = "`gambit bench`" if holding == ROWS else "`gambit demo` or `gambit solve`"
+    raise UserError(f"no folder in {RUNS}/ has {holding} in it: {maker} makes one, or name the folder of a run")
 
 
 def runs_named(incomplete: str) -> list[str]:
@@ -221,16 +224,17 @@ def renamed(where: str, record: Record, columns: Mapping[str, str]) -> Record:
 def _many(file: Path, found: Located) -> Problems:
     problems: dict[str, Problem] = {}
     expected: dict[str, str] = {}
+    places: dict[str, str] = {}
     for where, record in found:
         problem = problem_of(where, record)
         if problem.id in problems:
             raise UserError(f"{where}: the id {problem.id!r} is there twice")
-        problems[problem.id] = problem
+        problems[problem.id], places[problem.id] = problem, where
         if (answer := answer_of(where, record)) is not None:
             expected[problem.id] = answer
     if not problems:
         raise UserError(f"{file} holds no problem")
-    return Problems(tuple(problems.values()), True, expected)
+    return Problems(tuple(problems.values()), True, expected, places)
 
 
 def problem_of(where: str, record: Mapping[str, object]) -> Problem:

@@ -132,8 +132,9 @@ def build(
     vote = record.vote(equivalent)
     texts = _Texts(record.tree.traces, text)
     stored = [_packed(texts.own(trace)) for trace in record.tree.traces]
-    notices = [*problems, *([] if record.stopped else [CUT_SHORT])]
     result = record.result(vote)
+    doubts = [f"In doubt: {warning}." for warning in result.vote_warnings]
+    notices = [*problems, *(doubts if record.stopped else [CUT_SHORT])]
     prompt = text.join(record.started.prompt_tokens).decode(errors="replace")
     data = PageData(
         states=[str(state) for state in STATES],
@@ -291,7 +292,8 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("model", f"{model} on {engine.get('name')}, {engine.get('device')}"),
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
-                   + ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number)),
+                   + ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number)
+                   + f"; planned: at least {started.num_traces:,}"),
         ("tokens", str(result.tokens)),
         ("sharing", f"{sharing.factor:.2f}: decode steps read {sharing.total_tokens:,} tokens, "
                     f"{sharing.unique_tokens:,} with each shared prefix once"),

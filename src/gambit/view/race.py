@@ -1,7 +1,8 @@
 """An animation of two searches for one problem, side by side, made from their event logs alone.
 
 Height is the mean score of a trace's thoughts, and time runs to the right. The cells below are the places of the pool,
-coloured when their traces have finished. The picture is an SVG that moves by CSS; if it stands still, it shows the end.
+coloured when their traces have finished. The picture is an SVG that moves by CSS. It begins with the end, held for a
+moment, and shows the end wherever it stands still.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from gambit.results.html import Markup, joined, tag
 from gambit.results.record import SearchRecord
 from gambit.tree import Trace, TraceState
 
-WIDTH, HEIGHT = 800, 500
-LANE_WIDTH, PLOT_TOP, PLOT_HEIGHT, CELLS_TOP, COUNTERS_Y, ANSWER_Y = 368, 84, 216, 314, 376, 440
-LANES_X = (16, 416)
+WIDTH, HEIGHT = 800, 602
+LANE_WIDTH, LANES_X = 368, (16, 416)
+PLOT_TOP, PLOT_HEIGHT, AXIS_Y, CELLS_TOP, COUNTERS_Y, ANSWER_Y, LEGEND_Y = 106, 216, 330, 366, 432, 488, 532
 NUM_FRAMES = 48
 MOST_LETTERS = 8  # of an answer, which shares its line with the count of traces
 SECONDS, SHARE_MOVING = 14.0, 0.72  # of one round; after that the end stands still
+HELD = 2.5  # seconds of the end before the first round begins
 NAMES = {"gambit": "Gambit", "sc": "Plain voting", "step": "STEP", "deepconf": "DeepConf", "slim-sc": "Slim-SC"}
 STYLE = """
 :root{--ground:#fff;--ink:#1f2328;--faint:#818b98;--cell:#d5dae0;--right:#0072b2;--wrong:#d55e00}
 @media (prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--faint:#7d8590;--cell:#39414b;\
 --right:#58a6ff;--wrong:#f0883e}}
-.ground{fill:var(--ground)}text{font:20px system-ui,sans-serif;fill:var(--ink)}
+.ground{fill:var(--ground)}text{font:22px system-ui,sans-serif;fill:var(--ink)}
 .title{font-size:26px;font-weight:700}.answer{font-size:40px;font-weight:700}
 path{fill:none;stroke-width:1.5;stroke-linejoin:round}
 .pruned{stroke:var(--faint);opacity:.5}.right{stroke:var(--right);opacity:.6}.wrong{stroke:var(--wrong);opacity:.6}
-.hero{stroke-width:4;opacity:1}.cross{stroke:var(--ink);opacity:.7}.fork{stroke:var(--ink);fill:var(--ground);opacity:.8}
+.hero{stroke-width:4;opacity:1}.cross{stroke:var(--faint)}.axis{stroke:var(--faint)}
+.key{stroke-width:4;opacity:1}
 .live{fill:var(--cell)}.ok{fill:var(--right)}.no{fill:var(--wrong)}
-.f{opacity:0;animation:f SECONDSs step-end infinite;animation-delay:calc(var(--at) - var(--now,0s))}
-.z{animation:z SECONDSs step-end infinite;animation-delay:calc(0s - var(--now,0s))}
-.cover{transform:translateX(100%);animation:c SECONDSs linear infinite;animation-delay:calc(0s - var(--now,0s))}
+.f{opacity:0;animation:f SECONDSs step-end infinite;animation-delay:calc(var(--at) - BEGINs)}
+.z{animation:z SECONDSs step-end infinite;animation-delay:calc(0s - BEGINs)}
+.cover{transform:translateX(100%);animation:c SECONDSs linear infinite;animation-delay:calc(0s - BEGINs)}
 @keyframes f{0%{opacity:1}FRAME%{opacity:0}}
 @keyframes z{0%{opacity:0}MOVING%{opacity:1}}
 @keyframes c{0%{transform:none}MOVING%{transform:translateX(100%)}100%{transform:translateX(100%)}}
@@ -81,14 +84,25 @@ def race(logs: tuple[Path, Path], equivalent: Equivalent, expected: str | None =
     ]
     frame, moving = 100 * SHARE_MOVING / NUM_FRAMES, 100 * SHARE_MOVING
     style = STYLE.replace("SECONDS", f"{SECONDS:g}").replace("FRAME", f"{frame:.3f}").replace("MOVING", f"{moving:g}")
+    style = style.replace("BEGIN", f"{SECONDS - HELD:g}")
     ground = tag("rect", class_="ground", width=WIDTH, height=HEIGHT, rx=12)
-    legend = tag("text", "height: mean score of a trace · × pruned · ○ branched from a better one", x=16, y=484)
     label = " ".join(_Summary(lane, equivalent, expected).sentence for lane in lanes)
     picture = tag(
-        "svg", tag("title", label), tag("style", Markup(style)), ground, *drawings, legend,
+        "svg", tag("title", label), tag("style", Markup(style)), ground, *drawings, *_legend(expected is not None),
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img",
     )  # fmt: skip
     return f"{picture}\n"
+
+
+def _legend(has_truth: bool) -> Iterator[Markup]:
+    ends = ("ended right", "ended wrong") if has_truth else ("ended with the answer", "ended with another")
+    x = 16
+    for kind, words in zip(("right", "wrong", "pruned"), (*ends, "× pruned"), strict=True):
+        yield tag("path", class_=f"{kind} key", d=f"M{x} {LEGEND_Y - 7}h28")
+        yield tag("text", words, x=x + 36, y=LEGEND_Y)
+        x += 70 + 12 * len(words)
+    yield tag("text", "height: mean score · thick: best trace of the answer", x=16, y=LEGEND_Y + 28)
+    yield tag("text", "squares: places, grey while their traces run", x=16, y=LEGEND_Y + 56)
 
 
 def _lane(log: Path) -> Lane:
@@ -163,8 +177,7 @@ class _Summary:
 
     @property
     def count(self) -> str:
-        word = "right" if self.has_truth else "agree"
-        return f"{len(self.right)} of {self.num_finished} traces {word}"
+        return f"{len(self.right)} of {self.num_finished} {'right' if self.has_truth else 'agree'}"
 
     @property
     def sentence(self) -> str:
@@ -186,23 +199,34 @@ class _Drawing:
         self._island_of_place = [islands[place].island for place in sorted(islands)]
 
     def svg(self, x: int) -> Markup:
-        counts = self._lane.record.counts
-        changes = f", {counts.branched} branched, {counts.pruned} pruned"
-        text = f"{counts.roots} traces" + (changes if counts.branched or counts.pruned else ", all run to their ends")
+        title = tag("tspan", self._summary.method, class_="title")
+        places = tag("tspan", f"{len(self._island_of_place)} places", dx=12)
         parts = [
-            tag("text", self._summary.method, class_="title", y=38),
-            tag("text", text, y=68),
+            tag("text", title, places, y=36),
+            *(tag("text", line, y=68 + 27 * number) for number, line in enumerate(self._changes())),
             self._plot(),
+            tag("path", class_="axis", d=f"M4 {AXIS_Y - 6}H{LANE_WIDTH - 4}"),
+            tag("text", "0", x=4, y=AXIS_Y + 18),
+            tag("text", f"{self._last_step:,} steps", x=LANE_WIDTH - 4, y=AXIS_Y + 18, text_anchor="end"),
             *self._frames(),
             self._verdict(),
         ]
         return tag("g", *parts, transform=f"translate({x} 0)")
 
+    def _changes(self) -> tuple[str, ...]:
+        counts = self._lane.record.counts
+        if not counts.branched and not counts.pruned:
+            return ("every trace runs to its end",)
+        if counts.branched == counts.pruned:
+            return f"{counts.pruned:,} pruned, each replaced by", "a branch of a better one"
+        return f"{counts.pruned:,} pruned,", f"{counts.branched:,} branched from better ones"
+
     def _plot(self) -> Markup:
-        lines = [line for trace in self._by_importance() for line in self._line(trace)]
+        """Returns the lines; the crosses lie below those of traces that finished."""
+        lines = [self._crosses(), *(line for trace in self._by_importance() for line in self._line(trace))]
         cover = tag("rect", class_="ground cover", width=LANE_WIDTH, height=PLOT_HEIGHT + 12, y=-6)
         size = {"width": LANE_WIDTH, "height": PLOT_HEIGHT + 6}
-        return tag("svg", *lines, *self._marks(), cover, y=PLOT_TOP, overflow="hidden", **size)
+        return tag("svg", *lines, cover, y=PLOT_TOP, overflow="hidden", **size)
 
     def _by_importance(self) -> list[Trace]:
         """Returns the traces with those last, and on top, that a viewer should see."""
@@ -238,20 +262,11 @@ class _Drawing:
         hero = " hero" if trace.id in self._hero else ""
         yield tag("path", class_=self._kind(trace) + hero, d="M" + " ".join(f"{x:g} {y:g}" for x, y in points))
 
-    def _marks(self) -> Iterator[Markup]:
-        """Yields a cross where a trace was pruned and a ring where one branched."""
-        crosses, rings = [], []
-        for trace in self._lane.traces:
-            if not (points := self._lane.points[trace.id]):
-                continue
-            if trace.state is TraceState.PRUNED:
-                x, y = self._at(*points[-1])
-                crosses.append(f"M{x - 3:g} {y - 3:g}l6 6m0-6l-6 6")
-            if trace.parent is not None:
-                x, y = self._at(*points[0])
-                rings.append(f"M{x - 3.5:g} {y:g}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0")
-        yield tag("path", class_="fork", d="".join(rings))
-        yield tag("path", class_="cross", d="".join(crosses))
+    def _crosses(self) -> Markup:
+        """Returns a cross where each pruned trace ended."""
+        pruned = (trace.id for trace in self._lane.traces if trace.state is TraceState.PRUNED)
+        ends = [self._at(*points[-1]) for points in map(self._lane.points.__getitem__, pruned) if points]
+        return tag("path", class_="cross", d="".join(f"M{x - 3:g} {y - 3:g}l6 6m0-6l-6 6" for x, y in ends))
 
     # -- what changes from frame to frame ----------------------------------------------------------------------
 
@@ -297,15 +312,13 @@ class _Drawing:
         return round(4 + column * min(11.0, room / per_row) + 6 * gaps, 1), CELLS_TOP + 18 * row
 
     def _counters(self, step: int) -> str:
-        running = tokens = done = 0
+        tokens = done = 0
         for trace in self._lane.traces:
             left = self._lane.left[trace.id]
             end = step if left is None else min(left, step)
             tokens += min(max(end - trace.created_step, 0), trace.num_own_tokens)
-            is_over = left is not None and left <= step
-            running += trace.created_step <= step and not is_over
-            done += is_over and trace.state is TraceState.FINISHED
-        return f"{tokens:,} tokens · {running} running · {done} done"
+            done += left is not None and left <= step and trace.state is TraceState.FINISHED
+        return f"{tokens:,} tokens · {done} done"
 
     def _verdict(self) -> Markup:
         colour = "right" if self._summary.is_right or not self._summary.has_truth else "wrong"

@@ -26,8 +26,8 @@ function traceFacts(run, trace) {
   ];
   const answer = traces.answer[trace];
   if (run.stateName(trace) === "finished" || answer !== null) facts.push(["answer", answer ?? "none"]);
-  if (run.voteOf[trace] !== NONE) facts.push(["vote", decimal(traces.weight[trace])]);
-  else if (answer !== null) facts.push(["vote", "none"]);
+  if (run.voteOf[trace] !== NONE) facts.push(["weight of its vote", decimal(traces.weight[trace])]);
+  else if (answer !== null) facts.push(["weight of its vote", "none"]);
   return facts;
 }
 
@@ -41,7 +41,7 @@ function endWords(run, trace) {
 function traceHead(run, trace) {
   return el("div", { class: "trace-head" }, el("strong", {}, `Trace ${trace}`),
     el("span", { class: "quiet" }, WORDS[run.stateName(trace)]),
-    el("span", { class: "score", title: "score" }, decimal(run.score(trace))));
+    el("span", { class: "score" }, `score ${decimal(run.score(trace))}`));
 }
 
 function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
@@ -51,7 +51,7 @@ function groupTip(run, group) {
   const mean = scores.length > 0 ? scores.reduce((sum, score) => sum + score, 0) / scores.length : null;
   const answers = answersIn(run, group), best = answers.slice(0, 3).map(([answer, count]) => `${answer} × ${count}`);
   return [
-    el("div", { class: "trace-head" }, el("strong", {}, capital(group.name)), el("span", { class: "score", title: "mean score" }, decimal(mean))),
+    el("div", { class: "trace-head" }, el("strong", {}, capital(group.name)), el("span", { class: "score" }, `mean score ${decimal(mean)}`)),
     list([["traces", number(group.traces.length)], ["completed", number(completedIn(run, group))],
       ["answers", best.length > 0 ? best.join(", ") + (answers.length > 3 ? " …" : "") : "none"]]),
     el("p", { class: "quiet" }, group.isOpen ? "click to fold" : "click to unfold"),
@@ -65,8 +65,13 @@ function summary(run) {
   const changes = pruned + branched === 0 ? "" : `; ${number(pruned)} weak ones were pruned, ${number(branched)} branched from strong ones`;
   const words = `${number(run.roots.length)} traces began${changes}. `;
   if (run.votes.length === 0) return [words, `${number(done)} are complete.`];
-  const [row] = run.votes;
-  return [words, `${number(row.traces.length)} of ${number(done)} complete ones say `, el("b", {}, row.answer), "."];
+  const [row] = run.votes, most = run.votes.reduce((a, b) => (b.traces.length > a.traces.length ? b : a));
+  const total = run.votes.reduce((sum, each) => sum + each.weight, 0) || 1;
+  const weighs = (each) => `${Math.round((100 * each.weight) / total)} % of the weight`;
+  const origin = branched ? `, from ${number(row.roots.length)} ${row.roots.length === 1 ? "root" : "roots"}` : "";
+  const counted = `${number(row.traces.length)} of ${number(done)} complete ones say `;
+  return [words, counted, el("b", {}, row.answer), ` (${weighs(row)}${origin}).`, ...(most === row ? [] :
+    [` ${number(most.traces.length)} say ${most.answer} (${weighs(most)}): votes are weighed, not counted.`])];
 }
 
 // -- the run -------------------------------------------------------------------------------------------------------
@@ -201,14 +206,18 @@ function bar(score, range, colours) {
 // -- small things --------------------------------------------------------------------------------------------------
 
 function legend(colours) {
-  return ["root", "branch", "finished", "pruned", "ghost", "cancelled"].map((name) => {
+  const entry = (name, colour, words = WORDS[name]) => {
     const canvas = el("canvas", { "aria-hidden": "true" });
-    const ink = fitCanvas(canvas, 12, 12);
-    ink.fillStyle = ink.strokeStyle = colours.mark;
+    const ink = fitCanvas(canvas, name === "finished" ? 22 : 12, 12);
+    ink.fillStyle = ink.strokeStyle = colour;
     ink.lineWidth = 1.4;
     MARKS[name](ink, 6, 6, 3.6);
-    return el("li", {}, canvas, WORDS[name]);
-  });
+    if (name === "finished") ink.fillRect(13, 2, END, 8); // where rows are too thin for a mark
+    return el("li", {}, canvas, words);
+  };
+  return [entry("root", colours.mark), entry("branch", colours.mark), entry("finished", colours.win, "completed: winner"),
+    entry("finished", colours.lose, "completed: other"),
+    ...["pruned", "ghost", "cancelled"].map((name) => entry(name, colours.mark))];
 }
 
 const HELP = [
