@@ -1,7 +1,5 @@
 """Finds policies, scorers, models, engines, benchmarks by name: built-in ones and those that packages register."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points

@@ -1,7 +1,5 @@
 """The files of a model: their places, on this disk or on the hub, their hashes, and the files beside the weights."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Verifiers that Gambit trains, on disk: `verifier.json`, and the adapter with its head in safetensors files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,7 +70,7 @@ def write_info(folder: Path, info: LoraInfo) -> None:
     write_whole(folder / INFO_FILE, f"{info.model_dump_json(indent=1)}\n".encode())
 
 
-def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_weights(folder: Path, tensors: Mapping[str, "torch.Tensor"]) -> Path:
     """Writes the weights to one file; those of an earlier verifier in this folder are removed."""
     from safetensors.torch import save
 
@@ -83,7 +81,7 @@ def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
     return path
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+def read_weights(folder: Path) -> dict[str, "torch.Tensor"]:
     """Reads the weights, also of earlier versions, which wrote several files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -4,8 +4,6 @@ Height is the mean score of a trace's thoughts, and time runs to the right. The 
 coloured when their traces have finished. The picture is an SVG that moves by CSS; if it stands still, it shows the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

@@ -4,8 +4,6 @@ The modules have the names of transformers' own and compute the same numbers (te
 whose config.json requests more than is written out here is left to transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON schemas of answers: checked before an engine sees them, and held to by a grammar for each trace."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence
@@ -81,7 +79,7 @@ class AnswerGrammars:
         self._of = model, vocab_size
         self._compiler: Any = None
 
-    def grammar(self, search: SearchSpec, stop_ids: list[int], inherited: Sequence[int]) -> AnswerGrammar:
+    def grammar(self, search: SearchSpec, stop_ids: list[int], inherited: Sequence[int]) -> "AnswerGrammar":
         """Returns a trace's grammar after the tokens that it inherits. The first of all loads the tokenizer."""
         import xgrammar
 

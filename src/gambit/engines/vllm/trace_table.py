@@ -1,7 +1,5 @@
 """The scheduler's table of traces: their thoughts, running scores and confidences, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """vLLM's FlashAttention backend that can read shared prefixes once: a plan with each step, used where there is one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's schedulers with Gambit's rule of eviction, and one report per step instead of one output per request."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
