@@ -25,7 +25,6 @@ from gambit.errors import EngineError, UserError
 GRACE_SECONDS = 2.0  # for the process to report itself that a comparison has run out of time
 LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or out of the protocol
 
-
 Equivalent = Callable[[str, str], bool]
 
 # For the first answer and the second, by whose expression exceeded its time or memory; an answer with two is slow.

@@ -12,6 +12,8 @@ from typing import cast
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from safetensors import SafetensorError, safe_open
+
 from gambit.config import registry
 from gambit.config.effort import Effort
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
@@ -155,8 +157,6 @@ def check_model(model: str) -> None:
 
 def check_weights(model: str) -> None:
     """Raises for weights that a broken download left behind, before an engine takes a minute to stumble over them."""
-    from safetensors import SafetensorError, safe_open
-
     for file in weight_files(model):
         try:
             with safe_open(file, framework="np"):

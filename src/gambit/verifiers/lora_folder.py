@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
+from safetensors import SafetensorError
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
@@ -83,7 +84,6 @@ def write_weights(folder: Path, tensors: Mapping[str, "torch.Tensor"]) -> Path:
 
 def read_weights(folder: Path) -> dict[str, "torch.Tensor"]:
     """Reads the weights, also of earlier versions, which wrote several files."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     paths = sorted(folder.glob(WEIGHTS))

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError, first_line, install_line
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
@@ -118,8 +120,6 @@ def prepare_vllm_verifier(name: VerifierName, config: EngineConfig, device: str)
 def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:
     if device == "cpu":
         return dict(CPU_OPTIONS)
-    import torch
-
     total = torch.cuda.get_device_properties(device).total_memory
     return memory_options(config, total, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
 
@@ -191,8 +191,6 @@ def main() -> None:
 
 
 def _load(folder: str, family: str, options: dict[str, Any]) -> tuple["StatePooler", Head]:
-    import torch
-
     head = FAMILIES[family].read_head(Path(folder)).to(torch.device("cpu"))
     from gambit.engines.vllm.compat.pooling import StatePooler  # takes seconds
 

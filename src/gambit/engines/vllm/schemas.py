@@ -39,9 +39,8 @@ class SchemaChecker:
         self._of = model, vocab_size
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
-        self._known = lru_cache(MOST_KNOWN)(
-            self._try
-        )  # without the refused ones, whose time may be the machine's fault
+        # Without the refused ones, whose time may be the machine's fault.
+        self._known = lru_cache(MOST_KNOWN)(self._try)
 
     def check(self, schema: str) -> None:
         """Raises UserError for a schema that does not compile. The first call starts the process."""
