@@ -7,7 +7,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         vllm_build.check_layers(vllm_config, scorer.info.layers)
         # vLLM's noise is of the same kind and as repeatable, and its sampler makes it at no cost on a GPU.
         if own["exact_noise"] is None and not is_cpu and vllm_build.has_seeded_noise(vllm_config):
-            vllm_config.additional_config = replace(gambit, exact_noise=False)
+            vllm_build.use_vllm_noise(vllm_config)
         try:
             core = vllm_build.VllmCore(vllm_config, own_process=own_process)
         except Exception as error:

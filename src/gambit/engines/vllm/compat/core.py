@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import cache, lru_cache
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
@@ -189,6 +190,10 @@ def make_config(options: Mapping[str, Any]) -> Any:
         tokens = max(budget, model.max_model_len)
         config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
     return config
+
+
+def use_vllm_noise(config: Any) -> None:
+    config.additional_config = replace(config.additional_config, exact_noise=False)
 
 
 def has_seeded_noise(config: Any) -> bool:
