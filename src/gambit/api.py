@@ -34,8 +34,6 @@ the same. The protocols of engines may gain methods in a minor version, which th
 module of the package is internal and may change at any time.
 """
 
-from __future__ import annotations
-
 from gambit import events
 from gambit.answers import AnswerKind, Grader
 from gambit.async_solver import AsyncSolver

@@ -1,12 +1,10 @@
 """The solver for asyncio: `await` a result, iterate over the events of a search, cancel by cancelling the task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from gambit import events as ev
 from gambit.answers import Extractor
@@ -36,7 +34,7 @@ class AsyncSolver:
         self._options = {"model": model, "scorer": scorer, **engine_options}
         self._solver: Solver | None = None
 
-    async def start(self) -> AsyncSolver:
+    async def start(self) -> Self:
         """Loads the model on a thread; a second call does nothing."""
         if self._solver is None:
             self._solver = await asyncio.to_thread(lambda: Solver(**self._options))  # type: ignore[arg-type]
@@ -69,7 +67,7 @@ class AsyncSolver:
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
         **fields: object,
-    ) -> SearchStream:
+    ) -> "SearchStream":
         """Begins a search and returns an iterator over its events; its `result` is set when the iteration has ended."""
         stream = SearchStream(asyncio.get_running_loop())
         stream.pending = self.solver.submit(
@@ -82,7 +80,7 @@ class AsyncSolver:
         if self._solver is not None:
             await asyncio.to_thread(self._solver.close)
 
-    async def __aenter__(self) -> AsyncSolver:
+    async def __aenter__(self) -> Self:
         return await self.start()
 
     async def __aexit__(self, *_: object) -> None:

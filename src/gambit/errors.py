@@ -1,7 +1,5 @@
 """The errors that Gambit raises on purpose: a user's mistake, a failure of the machine, a warning."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

@@ -1,7 +1,5 @@
 """The event log: what happened in one search, one JSON line each, append-only."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -339,7 +337,7 @@ def read_log(path: Path | str) -> Iterator[Event]:
         yield event
 
 
-def _read_line(line: str, chain: Chain) -> Event:
+def _read_line(line: str, chain: "Chain") -> Event:
     record = json.loads(line)
     if record.get("event") not in _KINDS:
         raise ValueError(f"unknown event {record.get('event')!r}")

@@ -1,7 +1,5 @@
 """Training data from the event logs of searches: best traces, siblings, labelled thoughts, groups, and their files."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Statistics, once for all: bootstrap intervals over problems, exact paired tests, AUC, log-odds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

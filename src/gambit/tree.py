@@ -1,7 +1,5 @@
 """The tree of a search: every trace, its state and its lineage, changed by events alone."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,7 +47,7 @@ class Trace:
     state: TraceState = TraceState.WAITING
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
-    packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
+    packed_tokens: "array[int]" = field(default_factory=lambda: array("i"))  # its own, known once it has ended
     num_given: int = 0  # of its own tokens, the first: they were not sampled, and it was forced to answer
     ended_step: int | None = None  # of its last token
     was_evicted: bool = False

@@ -1,7 +1,5 @@
 """Frozen records that cross the borders between engines, search and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -48,7 +46,7 @@ class RunningScore:
     position_total: float = 0.0  # Σ i·sᵢ, i from 1
     last: float = 0.0
 
-    def add(self, score: float) -> RunningScore:
+    def add(self, score: float) -> "RunningScore":
         count = self.count + 1
         return RunningScore(count, self.total + score, self.position_total + count * score, score)
 

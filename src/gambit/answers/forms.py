@@ -8,8 +8,6 @@ not y = 5; 1, 2 is (1, 2), but (2, 1) is not; 28 % is 28 as well as 0.28. This m
 12 is 12 cm and 12 m. A number in another base is another answer, whatever its value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +60,7 @@ class Value:
 class Group:
     r"""Several things: a list (no brackets), a set (\{ \}), a tuple or interval (other brackets), or a union."""
 
-    items: tuple[Form, ...]
+    items: tuple["Form", ...]
     opening: str = ""
     closing: str = ""
     name: str = ""
@@ -86,7 +84,7 @@ class Group:
 class Matrix:
     """A matrix or a vector, row by row."""
 
-    rows: tuple[tuple[Form, ...], ...]
+    rows: tuple[tuple["Form", ...], ...]
     name: str = ""
 
     def __str__(self) -> str:

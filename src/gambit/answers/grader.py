@@ -3,8 +3,6 @@
 Algebra happens in a process of its own (worker.py), which can be killed at any time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -26,7 +24,6 @@ from gambit.errors import EngineError, UserError
 
 GRACE_SECONDS = 2.0  # for the process to report itself that a comparison has run out of time
 LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or out of the protocol
-
 
 Equivalent = Callable[[str, str], bool]
 
@@ -147,7 +144,7 @@ class Grader(AbstractContextManager["Grader"]):
                 _keep(self._strikes, answer, self._strikes.get(answer, 0) + more, self._cache_size)
         return False
 
-    def _ready_process(self, deadline: float) -> WorkerProcess:
+    def _ready_process(self, deadline: float) -> "WorkerProcess":
         """Raises TimeoutError if it has not started by the deadline; the next comparison waits on."""
         if self._process is not None and not self._process.is_alive():
             self._drop_process()  # ended while idle, so the next comparison is not to blame
@@ -170,7 +167,7 @@ def _no_algebra(first: str, second: str) -> bool:
     raise _NeedsAlgebraError
 
 
-def _algebra(process: WorkerProcess, deadline: float, first: str, second: str) -> bool:
+def _algebra(process: "WorkerProcess", deadline: float, first: str, second: str) -> bool:
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise GaveUpError("both")

@@ -1,7 +1,5 @@
 """The JSON schemas that answers can be held to: those whose every keyword a grammar keeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 

@@ -3,8 +3,6 @@
 Two are equal if they hold the same, however they are written: such an answer is spelled in one way only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import TypeAlias

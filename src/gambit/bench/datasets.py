@@ -1,7 +1,5 @@
 """Benchmarks by name or file: problems with their right answers, and the form of these."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The figures of a bench report: rows of dots with their intervals, and curves over the time of a search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeAlias

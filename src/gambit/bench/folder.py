@@ -1,7 +1,5 @@
 """The folder of a bench run: its plan, the environments of its starts, and the merging of shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -4,8 +4,6 @@ The folder of a run is a collection (`gambit scorer collect`) with the rollouts 
 same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """The recipe of a bench run, from flags or a YAML file: benchmarks, methods, sweeps, seeds."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes the report of a bench run: Markdown, JSON, figures, an HTML page, tree pages."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import defaultdict

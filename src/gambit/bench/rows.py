@@ -1,7 +1,5 @@
 """Result rows: a finished search is measured from its events, and is one JSON line of a file that only grows."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from gambit import events as ev
 from gambit.answers import canonical
@@ -132,7 +130,7 @@ class Row:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Row:
+    def from_json(cls, line: str) -> Self:
         raw = json.loads(line)
         lists = {key: tuple(raw[key]) for key in ("unique_lengths", "total_lengths", "wrong_traces")
                  if raw.get(key) is not None}  # fmt: skip

@@ -1,7 +1,5 @@
 """pass@k and majority@k: what k of a search's completed traces would have come to, exactly and not by drawing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import comb
 

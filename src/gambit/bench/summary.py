@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 # figure() returns a field
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from operator import attrgetter
 from statistics import stdev
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -293,7 +291,7 @@ class Cell:
     revotes: Mapping[str, Interval] = figure(Method.revotes)
 
     @classmethod
-    def of(cls, method: Method) -> Cell:
+    def of(cls, method: Method) -> Self:
         return cls(**{each.name: each.metadata["of"](method) for each in fields(cls)})
 
     @property

@@ -1,7 +1,5 @@
 """The tables and sentences of a bench report."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Sequence
@@ -79,7 +77,7 @@ def all_tables(summary: BenchSummary) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Column]) -> Table:
+def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence["Column"]) -> Table:
     has_many = len(summary.benchmarks) > 1
     names = ("benchmark", "method") if has_many else ("method",)
     rows = [

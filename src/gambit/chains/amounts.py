@@ -1,7 +1,5 @@
 """Chains of amounts: each sentence derives one from one or two earlier ones, and the last hangs on all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Arrangements that every sentence changes: people in a queue, or things in places. The answer is one word."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Problems by name, such as `chains:16,shuffled,idle=2` or `moves:8`: sizes, splits, rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The words of each split, and random choices that are the same on every Python."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 a failure (also an event log that became incomplete), 2 th
 an answer, 130 after Ctrl-C and 143 after SIGTERM, with the best vote so far printed.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping

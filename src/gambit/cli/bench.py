@@ -1,7 +1,5 @@
 """The options of `gambit bench`, `report`, `merge` and `prefix-value`; their work is imported at the call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The work of `gambit bench`, `report` and `merge`: checks the comparison, runs it and shows its first table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial

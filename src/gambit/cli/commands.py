@@ -1,7 +1,5 @@
 """Typer's commands with another help: flags without a type, and rare options shown by `--help-all` alone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`gambit compare`: voting and Gambit at equal tokens on a user's own problems."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

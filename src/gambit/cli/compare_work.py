@@ -1,7 +1,5 @@
 """The work of `gambit compare`: pairs of searches, some problems at a time, until the time is up."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """`gambit demo`: one unseen puzzle, searched by Gambit and by self-consistency."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`gambit doctor`: versions, devices and engines of this machine, and what is missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from types import ModuleType
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -26,9 +25,6 @@ from gambit.config.options import EngineConfig
 from gambit.engines.vllm import description, installed
 from gambit.errors import UserError, install_line
 from gambit.models import files as models
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 ENGINE_PANELS = [panel for panel in SEARCH_PANELS if panel.model is EngineConfig]

@@ -1,7 +1,5 @@
 """Tries a model for `gambit doctor MODEL`: its scorer, trust, pool, memory, and the time of a question."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gambit.cli.forecast import EFFORTS, CompareForecast, duration, usual_tokens

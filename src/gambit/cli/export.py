@@ -1,7 +1,5 @@
 """`gambit export`: training data from the event logs of runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

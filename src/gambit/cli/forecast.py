@@ -1,7 +1,5 @@
 """Says of a long search what it will do, when it may be over, and what its first two traces answer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

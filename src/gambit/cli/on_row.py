@@ -1,7 +1,5 @@
 """`gambit bench --on-row`: a function of the user's that gets every row, such as for an experiment tracker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

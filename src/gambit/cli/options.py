@@ -1,7 +1,5 @@
 """Command-line options made from the fields of pydantic models, in panels; `--help-all` shows the advanced ones."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

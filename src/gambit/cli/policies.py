@@ -1,7 +1,5 @@
 """`gambit policies`: the search methods and their options, as their own models describe them."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Annotated

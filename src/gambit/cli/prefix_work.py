@@ -1,7 +1,5 @@
 """The work of `gambit prefix-value`: samples traces and rollouts, and writes the report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prints results of searches, and turns them into an exit code."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable

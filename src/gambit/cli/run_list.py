@@ -1,7 +1,5 @@
 """`gambit runs`: the folders in runs/, what was searched there and what came out."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

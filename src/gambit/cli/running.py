@@ -1,7 +1,5 @@
 """The work of `gambit solve`: loads the model, searches, prints results as they come."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping

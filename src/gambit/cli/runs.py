@@ -1,7 +1,5 @@
 """`gambit view` and `gambit replay`: runs that are over, from their logs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`gambit scorer …`: the options of its commands; their work is in `scorer_work`, which is imported at the call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """The work of `gambit scorer get`, `list` and `push`: scorers that others have published, and one's own for others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

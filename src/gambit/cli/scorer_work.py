@@ -1,7 +1,5 @@
 """The work of `gambit scorer …`; imported once a command is called, since it needs torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

@@ -1,7 +1,5 @@
 """`gambit serve`: its options."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Annotated

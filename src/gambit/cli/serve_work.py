@@ -1,7 +1,5 @@
 """The work of `gambit serve`: checks address, keys and model, loads it, and serves until a signal comes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

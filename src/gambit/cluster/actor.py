@@ -1,7 +1,5 @@
 """The process of one engine: makes it from a description, runs jobs on it and streams their messages to the driver."""
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings

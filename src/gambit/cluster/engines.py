@@ -1,7 +1,5 @@
 """Engines under Ray, each in a process of its own and started again when it dies."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The number of engines under Ray, what each needs, and the connection to Ray."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math
@@ -10,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -69,7 +67,7 @@ class ClusterPlan(CheckedModel):
         found = self.model_dump(exclude={"ray", "spread"}, exclude_none=True)
         return {name.replace("_", "-"): value for name, value in found.items()}
 
-    def checked(self, engine: EngineConfig) -> ClusterPlan | None:
+    def checked(self, engine: EngineConfig) -> Self | None:
         """Returns the plan, or None for a run without Ray; raises for options that contradict each other."""
         if self.ray is None:
             if self.spread:

@@ -3,8 +3,6 @@
 The server keeps everything that clients share (queue, limits, ids, logs) and has the tokenizer; replicas only search.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -3,8 +3,6 @@
 A piece that was under way when its engine died is done again. One that has cost two engines their life is given up.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
@@ -65,7 +63,7 @@ class Work(Generic[Tag]):
         assert self.slot is not None
         return self.slot.number
 
-    def fits_beside(self, others: Sequence[Work[Tag]]) -> bool:
+    def fits_beside(self, others: Sequence["Work[Tag]"]) -> bool:
         """Returns whether an engine may run it together with others.
 
         What ran when an engine died runs alone the next time, which shows which of several killed it.

@@ -1,7 +1,5 @@
 """Effort: how much a search may spend on one question, in three steps that clients know by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 

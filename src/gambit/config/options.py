@@ -1,7 +1,5 @@
 """Every option a user can set, with its default, and how flags and files become a checked configuration."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping
@@ -257,7 +255,7 @@ class SearchConfig(CheckedModel):
         Consensus.parse(value, min_traces=1)
         return value
 
-    def with_usual(self, effort: Effort) -> SearchConfig:
+    def with_usual(self, effort: Effort) -> "SearchConfig":
         """Returns the options with this effort, unless they say themselves how much to search."""
         values = self.model_dump(exclude_unset=True)
         return self if SIZES & values.keys() else SearchConfig(**values, effort=effort)
@@ -290,7 +288,7 @@ class MemoryPart:
     num_bytes: int | None
 
     @classmethod
-    def parse(cls, text: str) -> MemoryPart:
+    def parse(cls, text: str) -> Self:
         """Reads `0.3`, or `8GB` (powers of 1024)."""
         found = _MEMORY.fullmatch(text.strip())
         number = float(found[1]) if found else 0.0

@@ -1,7 +1,5 @@
 """Makes the settings of one run from a model's preset, its earlier runs and the user's options."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds policies, scorers, models, engines, benchmarks by name: built-in ones and those that packages register."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Trust in a scorer, and the islands, swaps and warm-up that suit it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

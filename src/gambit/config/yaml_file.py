@@ -1,7 +1,5 @@
 """A YAML file of options: one mapping, in which each key stands once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

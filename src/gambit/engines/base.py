@@ -1,7 +1,5 @@
 """The engine protocol, and the choice and start of an engine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Token confidence of live traces and DeepConf's stop rule, the same on every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 

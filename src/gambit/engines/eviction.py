@@ -1,7 +1,5 @@
 """The rule by which every engine chooses the trace that loses its KV blocks when an allocation fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import NamedTuple, TypeVar

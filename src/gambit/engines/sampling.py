@@ -1,7 +1,5 @@
 """Draws the next token of every row, with noise that depends on seed, trace and position only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

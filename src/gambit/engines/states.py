@@ -1,10 +1,9 @@
 """Hidden states: the layers that a scorer reads, and short vectors of thoughts by one fixed random projection."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -19,7 +18,7 @@ class LayerChoice:
     last: int
 
     @classmethod
-    def of(cls, layers: Sequence[int], num_layers: int) -> LayerChoice:
+    def of(cls, layers: Sequence[int], num_layers: int) -> Self:
         """Checks the layers of a scorer. Negative numbers count from the end."""
         for layer in layers:
             if not -num_layers - 1 <= layer <= num_layers:

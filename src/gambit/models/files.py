@@ -1,7 +1,5 @@
 """The files of a model: their places, on this disk or on the hub, their hashes, and the files beside the weights."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import cast
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
+
+from safetensors import SafetensorError, safe_open
 
 from gambit.config import registry
 from gambit.config.effort import Effort
@@ -158,8 +158,6 @@ def check_model(model: str) -> None:
 
 def check_weights(model: str) -> None:
     """Raises for weights that a broken download left behind, before an engine takes a minute to stumble over them."""
-    from safetensors import SafetensorError, safe_open
-
     for file in weight_files(model):
         try:
             with safe_open(file, framework="np"):

@@ -1,10 +1,8 @@
 """Gambit as its authors' public code decides: the same tournaments by other rules, which docs/differences.md lists."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -55,7 +53,7 @@ class AuthorsGambit:
     seed: int = 0
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> AuthorsGambit:
+    def from_settings(cls, settings: SearchSettings) -> Self:
         pool = settings.pool
         return cls(
             settings.capacity, pool.swap_size, pool.check_interval, pool.warmup_tokens, settings.hard_floor,

@@ -1,7 +1,5 @@
 """Sampling of independent traces: self-consistency, plain and adaptive, best-of-N, a single trace, and STEP."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

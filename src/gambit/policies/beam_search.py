@@ -1,7 +1,5 @@
 """Beam search, DVTS and particle filtering over thoughts, without lockstep: traces are compared as they are."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict

@@ -1,9 +1,7 @@
 """DeepConf: traces that lose confidence are stopped inside the engine, the rest vote by their confidence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -58,7 +56,7 @@ class DeepConf:
     options: DeepConfOptions = field(default_factory=DeepConfOptions)
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> DeepConf:
+    def from_settings(cls, settings: SearchSettings) -> Self:
         return cls(settings.num_traces, settings.capacity, settings.options_of(DeepConfOptions))
 
     @property

@@ -1,7 +1,5 @@
 """Slim-SC: of two traces that think the same thought, one is pruned; how live traces are cut into thoughts for it."""
 
-from __future__ import annotations
-
 import functools
 import random
 import re
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +130,7 @@ class SlimSc:
     options: SlimScOptions = field(default_factory=SlimScOptions)
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> SlimSc:
+    def from_settings(cls, settings: SearchSettings) -> Self:
         options = settings.options_of(SlimScOptions)
         return cls(settings.num_traces, settings.capacity, settings.sampling.seed, options)
 

@@ -1,7 +1,5 @@
 """The paper's method: thought-level beam search by tournaments (Algorithm 1), on one pool."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """Plots of values with their intervals or of curves, one row each, as SVGs that need no library and read on a phone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from gambit.results.html import Markup, tag
 from gambit.stats import Floats, Interval
@@ -35,7 +34,7 @@ class Dot:
     is_ours: bool = False
 
     @classmethod
-    def of(cls, label: str, found: Interval, *, is_ours: bool, scale: float = 1) -> Dot:
+    def of(cls, label: str, found: Interval, *, is_ours: bool, scale: float = 1) -> Self:
         """Returns the row of a value; its interval has no width where nothing could be resampled."""
         low, high = (found.value, found.value) if math.isnan(found.low) else (found.low, found.high)
         return cls(label, scale * found.value, scale * low, scale * high, is_ours)

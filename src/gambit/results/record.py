@@ -1,7 +1,5 @@
 """Folds the events of a search, live or from its log, into its tree, its counts and its result."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import defaultdict

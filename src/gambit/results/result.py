@@ -1,7 +1,5 @@
 """The result of a search: its answer, its votes, and what it cost."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from bisect import bisect_left
@@ -9,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, starmap
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from gambit import events as ev
 from gambit.results.html import result_html
@@ -170,7 +168,7 @@ class EarlyEnds:
     share: float
 
     @classmethod
-    def of(cls, ended: Iterable[tuple[int, int]]) -> EarlyEnds | None:
+    def of(cls, ended: Iterable[tuple[int, int]]) -> Self | None:
         """Takes the tokens of each completed trace and of its search's warm-up; returns None if none has completed."""
         pairs = list(ended)
         if not pairs:
@@ -232,7 +230,7 @@ class SearchResult:
     traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
 
     @classmethod
-    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> Self:
         """Returns the result of a search that has nothing to show but its error."""
         return cls(
             problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error

@@ -1,13 +1,12 @@
 """Votes: the weighted answers of completed traces make a winner, a margin and a vote table."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
+from typing import Self
 
 from gambit.answers import Equivalent, canonical
 from gambit.errors import UserError
@@ -53,7 +52,7 @@ class Consensus:
     min_traces: int  # completed before a fraction counts
 
     @classmethod
-    def parse(cls, text: str | float, min_traces: int) -> Consensus | None:
+    def parse(cls, text: str | float, min_traces: int) -> Self | None:
         """Parses `off` (None), `certain` or a share; raises ValueError for anything else."""
         if text in ("off", "certain"):
             return None if text == "off" else cls(None, min_traces)

@@ -1,7 +1,5 @@
 """The card of a scorer on the hub: what it was made for, how it is used, and its own figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

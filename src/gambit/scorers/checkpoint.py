@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError, reason_of
@@ -42,7 +43,6 @@ class SavedScorer(Scorer, Protocol):
 
 def load_checkpoint(path: Path) -> Scorer:
     """Loads a scorer of any architecture, in float32, also from a torch file of STEP's or of the authors'."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from gambit.scorers.authors import is_torch_file, load_torch_scorer
@@ -83,8 +83,6 @@ def save_checkpoint(scorer: Scorer, path: Path, extra: Mapping[str, object] | No
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Returns all metadata of a checkpoint."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with path.open("rb"), safe_open(path, framework="pt") as file:  # the second says of all that they are not there
             header = file.metadata() or {}

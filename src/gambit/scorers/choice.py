@@ -1,7 +1,5 @@
 """Finds the scorer of hidden states that a user names, or the one that belongs to a model."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import suppress

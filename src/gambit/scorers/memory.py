@@ -1,7 +1,5 @@
 """The memory of a history scorer: a slot for each scored thought, shared by branches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,6 +26,23 @@ def grown(array: npt.NDArray[Element], *shape: int) -> npt.NDArray[Element]:
     larger = np.zeros(sizes, array.dtype)
     larger[tuple(map(slice, array.shape))] = array
     return larger
+
+
+@dataclass(frozen=True, slots=True)
+class PastRows:
+    """`PastThoughts` before they are copied to a device: plain arrays, which cross a process border."""
+
+    slots: Slots  # [n, most]
+    lengths: Numbers  # [n], how many of them are the trace's
+    positions: Numbers  # [n]
+    own: Slots  # [n]
+
+    def to(self, device: torch.device) -> PastThoughts:
+        slots = on_device(self.slots, device).long()
+        packed: Numbers = np.stack((self.lengths, self.positions, self.own.astype(np.int64)))
+        numbers = on_device(packed, device)
+        mask = torch.arange(slots.shape[1], device=device) < numbers[0, :, None]
+        return PastThoughts(slots, mask, numbers[1], numbers[2])
 
 
 class Histories(Generic[Key]):
@@ -137,23 +152,6 @@ def lost_history(key: Hashable, source: Hashable | None, count: int) -> EngineEr
     whose = "a trace that it does not name" if source is None else f"{source}, of which so many are not known"
     return EngineError(f"{key} continues after {count} scored thoughts of {whose}: a child names its live parent, or "
                        "with a prefix `history_of`, in a search that keeps histories")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class PastRows:
-    """`PastThoughts` before they are copied to a device: plain arrays, which cross a process border."""
-
-    slots: Slots  # [n, most]
-    lengths: Numbers  # [n], how many of them are the trace's
-    positions: Numbers  # [n]
-    own: Slots  # [n]
-
-    def to(self, device: torch.device) -> PastThoughts:
-        slots = on_device(self.slots, device).long()
-        packed: Numbers = np.stack((self.lengths, self.positions, self.own.astype(np.int64)))
-        numbers = on_device(packed, device)
-        mask = torch.arange(slots.shape[1], device=device) < numbers[0, :, None]
-        return PastThoughts(slots, mask, numbers[1], numbers[2])
 
 
 def on_device(array: Slots | Numbers, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Scorers that others have published for a model: a table of them, fetched once, checked, and kept in the cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -10,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, build_opener
 
@@ -20,14 +18,11 @@ from gambit.config.trust import ScorerTrust
 from gambit.errors import EngineError, GambitError, GambitNote, UserError, first_line
 from gambit.models import files as models
 from gambit.scorers.authors import blob_hash, load_torch_scorer
-from gambit.scorers.base import ScorerInfo
+from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.storage.files import read_record
 from gambit.storage.folders import cache_folder, locked
 from gambit.types import StatePosition
-
-if TYPE_CHECKING:
-    from gambit.scorers.base import Scorer
 
 NAME = "published"  # as a scorer's name: the published one or none
 TABLE = Path(__file__).with_name("published.json")

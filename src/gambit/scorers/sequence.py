@@ -1,7 +1,5 @@
 """The paper's history-aware scorer: a small causal transformer over a trace's thoughts."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -9,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import AliasChoices, ConfigDict, Field
@@ -107,6 +105,27 @@ class SequenceNetwork(nn.Module):
         return logits.squeeze(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """RoPE at given thoughts: pairs (i, i + half) of a head's numbers are turned by thought · base^(-i/half)."""
+
+    cos: Tensor  # [thoughts, half], or [batch, 1, 1, half]
+    sin: Tensor
+
+    @classmethod
+    def at(cls, thoughts: Tensor, shape: SequenceShape) -> Self:
+        """Returns the rotation at [thoughts], alike for all of a batch, or at [batch, 1]."""
+        half = shape.width // shape.heads // 2
+        speeds = shape.rope_base ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
+        angles = thoughts.float()[..., None] * speeds
+        angles = angles if thoughts.dim() == 1 else angles[:, None]
+        return cls(angles.cos(), angles.sin())
+
+    def turn(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+
+
 class Block(nn.Module):
     """Attention over the thoughts so far, then SwiGLU; the norm comes first in both."""
 
@@ -160,27 +179,6 @@ def _joined(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """RoPE at given thoughts: pairs (i, i + half) of a head's numbers are turned by thought · base^(-i/half)."""
-
-    cos: Tensor  # [thoughts, half], or [batch, 1, 1, half]
-    sin: Tensor
-
-    @classmethod
-    def at(cls, thoughts: Tensor, shape: SequenceShape) -> Rotation:
-        """Returns the rotation at [thoughts], alike for all of a batch, or at [batch, 1]."""
-        half = shape.width // shape.heads // 2
-        speeds = shape.rope_base ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
-        angles = thoughts.float()[..., None] * speeds
-        angles = angles if thoughts.dim() == 1 else angles[:, None]
-        return cls(angles.cos(), angles.sin())
-
-    def turn(self, x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceScorer:
     """The sigmoid of the network's logit at the last thought. Engines keep the thoughts before it (`HistoryScorer`)."""
 
@@ -191,7 +189,7 @@ class SequenceScorer:
     def max_past(self) -> int:
         return self.network.shape.max_thoughts - 1
 
-    def to(self, device: torch.device) -> SequenceScorer:
+    def to(self, device: torch.device) -> "SequenceScorer":
         """Returns a copy: the network may still be in training, and must not be frozen or moved."""
         network = copy.deepcopy(self.network).to(device).eval().requires_grad_(False)
         return SequenceScorer(self.info, network)

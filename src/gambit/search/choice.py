@@ -1,7 +1,5 @@
 """Finds a policy by name, checks its options, and decides what a search with it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

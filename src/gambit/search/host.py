@@ -1,7 +1,5 @@
 """A thread that owns an engine and runs all searches on it in one batch."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import queue

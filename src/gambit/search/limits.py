@@ -1,7 +1,5 @@
 """Ends a search: enough traces are complete, none is left, its vote is settled, a budget is used up; forces answers."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ All parts count the same decode steps, so that the whole is what one engine woul
 decided at each step, from all of its traces, if it has to stop. What a part has done beyond that step does not count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import queue

@@ -1,7 +1,5 @@
 """The traces of one search: changes by its engine and decisions of its policy become events."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

@@ -1,7 +1,5 @@
 """The scores that a search goes by: those of its engine's own scorer, or those of a verifier while it has one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict
@@ -77,7 +75,7 @@ class _Lineage:
     thoughts: list[str] = field(default_factory=list)
     engine_scores: list[float] = field(default_factory=list)
 
-    def cut(self, num_tokens: int) -> _Lineage:
+    def cut(self, num_tokens: int) -> "_Lineage":
         """Returns the part that a child inherits."""
         count = sum(end <= num_tokens for end in self.ends)
         length = self.ends[count - 1] if count else 0

@@ -1,7 +1,5 @@
 """The application: a gateway that every request passes, the endpoints behind it, and how they are put together."""
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

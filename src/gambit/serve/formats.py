@@ -1,7 +1,5 @@
 """The formats of OpenAI's API: chat completions, completions and responses, each whole or as a stream."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping

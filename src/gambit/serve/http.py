@@ -1,7 +1,5 @@
 """Pieces of HTTP that all endpoints share: errors in OpenAI's shape, bodies within limits, server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

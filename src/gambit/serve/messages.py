@@ -1,8 +1,6 @@
 """Messages of requests, and tools: their definitions, the choice among them, calls and results of earlier turns."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -87,7 +85,7 @@ class ToolFields(RequestModel):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _are_there(self) -> ToolFields:
+    def _are_there(self) -> Self:
         names = {tool.function.name for tool in self.tools}
         if len(names) < len(self.tools):
             raise ValueError("tools has two functions of one name")
@@ -159,7 +157,7 @@ class Message(RequestModel):
         return found
 
     @model_validator(mode="after")
-    def _suits_its_role(self) -> Message:
+    def _suits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("has tool_calls, which an assistant alone makes")
         if (self.role == "tool") != (self.tool_call_id is not None):

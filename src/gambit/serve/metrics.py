@@ -1,7 +1,5 @@
 """Reports about requests: Prometheus metrics, and a log line for each request."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -20,9 +18,10 @@ from prometheus_client import (
     generate_latest,
 )
 
+from gambit.serve.search import ServedSearch
+
 if TYPE_CHECKING:
     from gambit.serve.queue import SearchDesk
-    from gambit.serve.search import ServedSearch
 
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 GONE = 499  # nginx's status for a client that did not wait
@@ -51,7 +50,7 @@ class ServerMetrics:
     def _histogram(self, name: str, about: str) -> Histogram:
         return Histogram(f"gambit_{name}", about, buckets=SECONDS, registry=self.registry)
 
-    def watch(self, desk: SearchDesk, model: str) -> None:
+    def watch(self, desk: "SearchDesk", model: str) -> None:
         """Adds gauges, which are read when the metrics are."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "searches_running": ("Searches on the engine.", lambda: len(desk.queue.running)),

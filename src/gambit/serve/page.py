@@ -1,7 +1,5 @@
 """The page at `/`: running and recent searches live over server-sent events, new questions, and a login."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import html

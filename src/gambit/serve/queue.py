@@ -1,7 +1,5 @@
 """Searches of a server: the queue before the engine, their way through it, and the recent ones for the page."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

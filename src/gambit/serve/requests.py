@@ -1,7 +1,5 @@
 """Requests as clients send them, checked: every field is used, or refused by name unless it changes nothing."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -9,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -103,7 +101,7 @@ class TextFormat(RequestModel):
     json_schema: NamedSchema | None = None
 
     @model_validator(mode="after")
-    def _has_schema(self) -> TextFormat:
+    def _has_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("has a schema if it is of type json_schema, and only then")
         return self

@@ -1,7 +1,5 @@
 """A search of a client: its log and notes while it runs, and its answer, in no format yet."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import secrets
@@ -12,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from typing import Self
 
 from gambit import events as ev
 from gambit.answers import AnswerKind
@@ -111,7 +110,7 @@ class MadeCall:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
     @classmethod
-    def all_in(cls, answer: str | None) -> tuple[MadeCall, ...]:
+    def all_in(cls, answer: str | None) -> tuple[Self, ...]:
         """Returns the calls that an answer stands for."""
         return tuple(cls(str(call["name"]), canonical_json(call["arguments"])) for call in answered_calls(answer))
 

@@ -1,7 +1,5 @@
 """The process of a server: sockets, deadlines of connections, signals, a graceful end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
@@ -47,7 +45,7 @@ async def serve(
     settings: ServeSettings,
     base: SearchConfig,
     bound: socket.socket,
-    on_start: Callable[[DrainingServer], None] = lambda server: None,
+    on_start: Callable[["DrainingServer"], None] = lambda server: None,
 ) -> BaseException | None:
     """Serves until a signal comes; returns the error that made the engine fail, if it did."""
     gateway, desk = make_app(solver, settings, base)
@@ -74,7 +72,7 @@ class DrainingServer(uvicorn.Server):
     """The first signal lets running searches end, and answers new ones with 503; the second ends the process."""
 
     def __init__(
-        self, config: uvicorn.Config, desk: SearchDesk, seconds: float, on_start: Callable[[DrainingServer], None]
+        self, config: uvicorn.Config, desk: SearchDesk, seconds: float, on_start: Callable[["DrainingServer"], None]
     ) -> None:
         super().__init__(config)
         self.desk = desk
@@ -130,7 +128,7 @@ class LimitedConnection(H11Protocol):
         self,
         settings: ServeSettings,
         max_connections: int,
-        waiting: dict[LimitedConnection, None],
+        waiting: dict["LimitedConnection", None],
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],

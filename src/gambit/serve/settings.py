@@ -1,7 +1,5 @@
 """Settings of a server: its address, its limits, and the API keys that it takes."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

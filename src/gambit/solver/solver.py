@@ -1,7 +1,5 @@
 """The solver, and a search that was submitted to it, until its caller has the result."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait

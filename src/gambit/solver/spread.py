@@ -1,7 +1,5 @@
 """One search wider than an engine: its islands run on several, and all of their traces vote together."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Files that survive a kill or a full disk (lines, whole or absent files, JSON objects, records), and their hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Folders: locks, Gambit's cache, and folders that vanish when nothing was put into them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Reads problems from the command line, a file or stdin, checks all of them, and names the folder of a run."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

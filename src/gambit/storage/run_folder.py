@@ -1,7 +1,5 @@
 """The folder of a run: its event log, its result, the search for logs, and checks before anything is written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tempfile

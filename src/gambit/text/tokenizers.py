@@ -3,8 +3,6 @@
 A tokenizer that its tokenizer.json describes in full is read without transformers, whose import takes a second.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -90,7 +88,7 @@ def single_token(tokenizer: Tokenizer, text: str) -> int | None:
 class JsonTokenizer:
     """A tokenizer.json with the special tokens and the chat template that stand beside it."""
 
-    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], chat_template: str | None) -> None:
+    def __init__(self, backend: "Backend", special_tokens: Mapping[str, str], chat_template: str | None) -> None:
         self._backend = backend
         self._special_tokens = special_tokens
         self.chat_template = chat_template
@@ -125,7 +123,7 @@ class JsonTokenizer:
         return self._template.render(**names, add_generation_prompt=add_generation_prompt)
 
     @cached_property
-    def _template(self) -> Template:
+    def _template(self) -> "Template":
         """The compiled template, without transformers' extensions for tools and assistants' turns, which go unused."""
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment

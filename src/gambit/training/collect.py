@@ -4,8 +4,6 @@ Sampling is a self-consistency search over many problems at once, on any engine;
 pass over the finished text (`StateReader` says why). A problem counts as done once its shard is in the index.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

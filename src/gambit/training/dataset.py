@@ -1,14 +1,12 @@
 """A collection in memory: the thoughts of all traces in one tensor, with a division by problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +93,7 @@ class Dataset:
         is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)
         return np.flatnonzero(is_in[self.traces.problem_of])
 
-    def with_confidences(self) -> Dataset:
+    def with_confidences(self) -> Self:
         """Returns the dataset with each thought's confidence as its last feature."""
         if not self.header.has_confidence:
             raise UserError("the collection holds no confidences: collect without --no-confidence")

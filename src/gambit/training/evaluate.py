@@ -1,7 +1,5 @@
 """Evaluates scorers on a collection: ranking by share of thoughts seen, calibration, baselines."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,12 +1,11 @@
 """Losses, the settings of a fit (published ones and ours), the networks that are trained, and scorers made of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +234,7 @@ class Scaling:
     deviation: Tensor
 
     @classmethod
-    def of(cls, states: Tensor) -> Scaling:
+    def of(cls, states: Tensor) -> Self:
         """Measures the scaling of states, chunk by chunk."""
         mean = torch.zeros(states.shape[-1], dtype=torch.float64)
         square = torch.zeros_like(mean)
@@ -247,7 +246,7 @@ class Scaling:
         return cls(mean.float(), (square - mean.square()).clamp(min=0).sqrt().float().clamp(min=SMALLEST_SPREAD))
 
     @classmethod
-    def none(cls, features: int) -> Scaling:
+    def none(cls, features: int) -> Self:
         """Returns the scaling that changes nothing."""
         return cls(torch.zeros(features), torch.ones(features))
 

@@ -1,17 +1,12 @@
 """Draws how scorers and baselines rank, and how scorers are calibrated, as an SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from gambit.results.dots import Dot, dot_plot, stacked
 from gambit.results.html import Markup
 from gambit.stats import Interval
+from gambit.training.evaluate import ScorerRanking, ScorerReport
 from gambit.training.scoring import QUARTERS
-
-if TYPE_CHECKING:
-    from gambit.training.evaluate import ScorerRanking, ScorerReport
 
 
 def draw(report: ScorerReport) -> Markup:

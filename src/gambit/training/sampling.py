@@ -1,7 +1,5 @@
 """Problems with answers, the traces that searches sample for them, and the grades of those."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Self
+
+import torch
 
 from gambit import chains
 from gambit import events as ev
@@ -19,9 +19,6 @@ from gambit.pawn.puzzles import Split, generate
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.text.boundary import BLANK_LINE
 from gambit.types import Problem, StatePosition
-
-if TYPE_CHECKING:
-    import torch
 
 PAWN_SOURCE = "pawn:"  # then the name of a split
 
@@ -68,7 +65,7 @@ class ThoughtMeter:
             needs_confidence=self.with_confidence, boundary_rule=self.boundary,
         )  # fmt: skip
 
-    def to(self, device: torch.device) -> ThoughtMeter:
+    def to(self, device: torch.device) -> Self:
         return self
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
@@ -161,7 +158,7 @@ class Grading:
         answer = self._extract(text)
         return answer, self._mine.grader.grade(answer, gold)
 
-    def __enter__(self) -> Grading:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -1,10 +1,9 @@
 """Scores every thought of stored traces as a search would have, calibrates scores, and measures how well they rank."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ class Thoughts:
     device: torch.device
 
     @classmethod
-    def of(cls, data: Dataset, device: torch.device) -> Thoughts:
+    def of(cls, data: Dataset, device: torch.device) -> Self:
         """Takes the thoughts of a dataset to a device."""
         free = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
         states = data.states.to(device) if data.states.nbytes < free else data.states

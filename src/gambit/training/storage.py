@@ -4,17 +4,18 @@ A shard is written whole, synced and renamed before its index line is appended a
 therefore either in the index and complete, or not in the index and removed by the next run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from gambit.errors import UserError
 from gambit.scorers.base import MadeFor
@@ -28,9 +29,6 @@ from gambit.storage.files import (
     whole_lines,
     write_whole,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 HEADER_FILE, INDEX_FILE = "collection.json", "index.jsonl"
 _MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
@@ -126,8 +124,6 @@ class CollectionWriter:
         self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
 
     def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
-        from safetensors.torch import save
-
         # Named by its number: what an interrupted run wrote under that name was never in the index.
         content = save(dict(tensors))
         write_whole(self._folder / self._next_name, content)
@@ -240,9 +236,6 @@ def read_shards(folder: Path, skipped: list[str] | None = None) -> Iterator[Shar
 
 
 def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     path = folder / entry.file
     try:
         content = path.read_bytes()

@@ -1,13 +1,12 @@
 """Fits scorers to a collection: each state position, layer and objective is tried, and the best scorer is kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -69,7 +68,7 @@ class Fitted:
     def held_out_auc(self) -> float:
         return float(np.nanmean(self.held_out))
 
-    def clearly_outranks(self, other: Fitted) -> bool:
+    def clearly_outranks(self, other: "Fitted") -> bool:
         """Returns whether it ranks held-out problems better than by luck."""
         return clearly_better(self.held_out, other.held_out)
 
@@ -267,7 +266,7 @@ class Moments:
     count: int
 
     @classmethod
-    def of(cls, thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Moments:
+    def of(cls, thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Self:
         """Sums over running means after each quarter of the thoughts, which is what a search compares."""
         slant, count = torch.zeros_like(scaling.mean, device=thoughts.device), 0
         covariance = slant.new_zeros(len(slant), len(slant))
@@ -279,11 +278,11 @@ class Moments:
         return cls(covariance, slant, count)
 
     @classmethod
-    def sum(cls, terms: Sequence[Moments]) -> Moments:
+    def sum(cls, terms: Sequence[Self]) -> Self:
         covariance = torch.stack([term.covariance for term in terms]).sum(0)
         return cls(covariance, torch.stack([term.slant for term in terms]).sum(0), sum(term.count for term in terms))
 
-    def __sub__(self, other: Moments) -> Moments:
+    def __sub__(self, other: "Moments") -> "Moments":
         """Returns the moments of the problems that are not in the other."""
         return Moments(self.covariance - other.covariance, self.slant - other.slant, self.count - other.count)
 

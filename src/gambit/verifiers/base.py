@@ -1,7 +1,5 @@
 """The protocol of verifiers that read thoughts (questions, readings, scores), and the thread that owns a verifier."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import safe_open
+
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 from gambit.models.files import WEIGHTS_INDEX
@@ -162,8 +164,6 @@ def read_linear(folder: Path, name: str) -> Layer:
 
 def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Reads single tensors of a model folder; those it lacks are left out."""
-    from safetensors import safe_open
-
     found: dict[str, torch.Tensor] = {}
     for file in _files_with(folder, names):
         with safe_open(file, framework="pt") as tensors:

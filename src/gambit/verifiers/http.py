@@ -1,7 +1,5 @@
 """A verifier that is served elsewhere, by vLLM's `/pooling`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Verifiers that Gambit trains: the generator's weights with a LoRA adapter, and a head with one logit a token."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil
@@ -11,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +77,7 @@ class LoraVerifier:
     # -- making ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def fresh(cls, model: str, info: LoraInfo, device: torch.device, dtype: torch.dtype | None = None) -> LoraVerifier:
+    def fresh(cls, model: str, info: LoraInfo, device: torch.device, dtype: torch.dtype | None = None) -> Self:
         """Makes an adapter that changes nothing yet and a head of zeros on a model's weights."""
         check_installed()
         from peft import LoraConfig, TaskType, get_peft_model
@@ -100,7 +98,7 @@ class LoraVerifier:
     @classmethod
     def load(
         cls, folder: Path, device: torch.device, model: str | None = None, dtype: torch.dtype | None = None
-    ) -> LoraVerifier:
+    ) -> Self:
         """Loads a checkpoint folder and the model it was trained on, and merges the adapter into the weights."""
         info = read_info(folder)
         tensors = read_weights(folder)
@@ -191,7 +189,7 @@ def base_of(info: LoraInfo, model: str | None) -> str:
     return source
 
 
-def read_base(model: str, dtype: torch.dtype | str) -> PreTrainedModel:
+def read_base(model: str, dtype: torch.dtype | str) -> "PreTrainedModel":
     """Loads a network without its output layer or head."""
     from transformers import AutoModel
 

@@ -1,12 +1,11 @@
 """Verifiers that Gambit trains, on disk: `verifier.json`, and the adapter with its head in safetensors files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
+from safetensors import SafetensorError
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
@@ -72,7 +71,7 @@ def write_info(folder: Path, info: LoraInfo) -> None:
     write_whole(folder / INFO_FILE, f"{info.model_dump_json(indent=1)}\n".encode())
 
 
-def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_weights(folder: Path, tensors: Mapping[str, "torch.Tensor"]) -> Path:
     """Writes the weights to one file; those of an earlier verifier in this folder are removed."""
     from safetensors.torch import save
 
@@ -83,9 +82,8 @@ def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
     return path
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+def read_weights(folder: Path) -> dict[str, "torch.Tensor"]:
     """Reads the weights, also of earlier versions, which wrote several files."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     paths = sorted(folder.glob(WEIGHTS))

@@ -1,7 +1,5 @@
 """Reads the name of a scorer (a verifier, a checkpoint, or a registered name), and starts the verifier it names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

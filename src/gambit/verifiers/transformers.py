@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
@@ -15,8 +17,6 @@ from gambit.verifiers.lora import load_adapter, read_base
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, family_named, model_folder
 
-if TYPE_CHECKING:
-    import torch
 CPU_CACHE_BYTES = 2 << 30  # where memory is shared with everything else
 
 
@@ -129,8 +129,6 @@ class TransformersVerifier:
         self._cache = PrefixCache(cache_bytes)
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        import torch
-
         with torch.inference_mode():
             return [self._scored(self._encode(reading)) for reading in readings]
 
@@ -148,7 +146,6 @@ class TransformersVerifier:
 
     def _extend(self, segment: Segment, tokens: Sequence[int], num_cached: int) -> float:
         """Returns the score of the last token, and keeps keys and values of all."""
-        import torch
         from transformers import DynamicCache
 
         past = DynamicCache()
@@ -167,8 +164,6 @@ class TransformersVerifier:
 
 def start_local_verifier(name: VerifierName, config: EngineConfig, device: str) -> TransformersVerifier:
     """Loads a verifier into this process; `device` is what torch calls it."""
-    import torch
-
     folder = model_folder(name)
     try:
         if is_verifier(folder):
@@ -189,8 +184,6 @@ def start_local_verifier(name: VerifierName, config: EngineConfig, device: str) 
 
 def _cache_bytes(config: EngineConfig, backbone: torch.nn.Module, device: str) -> int:
     """Returns the bytes that the verifier's part of the memory leaves for keys and values."""
-    import torch
-
     if torch.device(device).type != "cuda":
         return config.verifier_part.num_bytes or CPU_CACHE_BYTES
     total = torch.cuda.get_device_properties(device).total_memory

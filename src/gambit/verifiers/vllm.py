@@ -1,7 +1,5 @@
 """Runs a verifier on a vLLM engine of its own, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -15,17 +13,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError, first_line, install_line
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
-from gambit.verifiers.families import FAMILIES, Family, own_info, read_config, verifier_info
+from gambit.verifiers.families import FAMILIES, Family, Head, own_info, read_config, verifier_info
 from gambit.verifiers.lora import merged_folder
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, family_named, model_folder
 
 if TYPE_CHECKING:
     from gambit.engines.vllm.compat.pooling import StatePooler
-    from gambit.verifiers.families import Head
 
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
@@ -121,8 +120,6 @@ def prepare_vllm_verifier(name: VerifierName, config: EngineConfig, device: str)
 def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:
     if device == "cpu":
         return dict(CPU_OPTIONS)
-    import torch
-
     total = torch.cuda.get_device_properties(device).total_memory
     return memory_options(config, total, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
 
@@ -193,16 +190,14 @@ def main() -> None:
             connection.send(EngineError(first_line(error)))
 
 
-def _load(folder: str, family: str, options: dict[str, Any]) -> tuple[StatePooler, Head]:
-    import torch
-
+def _load(folder: str, family: str, options: dict[str, Any]) -> tuple["StatePooler", Head]:
     head = FAMILIES[family].read_head(Path(folder)).to(torch.device("cpu"))
     from gambit.engines.vllm.compat.pooling import StatePooler  # takes seconds
 
     return StatePooler(folder, str(read_config(Path(folder))["model_type"]), options), head
 
 
-def _scores(pooler: StatePooler, head: Head, sequences: Sequence[array[int]]) -> list[tuple[float, int] | None]:
+def _scores(pooler: "StatePooler", head: Head, sequences: Sequence["array[int]"]) -> list[tuple[float, int] | None]:
     """Returns scores and how many tokens were computed for each; None for a sequence longer than the context."""
     short = [tokens for tokens in sequences if len(tokens) <= pooler.max_tokens]
     if not short:

@@ -1,7 +1,5 @@
 """The data of the tree page as columns, small enough for thousands of traces."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

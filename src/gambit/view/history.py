@@ -1,7 +1,5 @@
 """A replayed event log over time: when thoughts ended, who waited, when traces left the pool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

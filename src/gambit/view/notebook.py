@@ -1,7 +1,5 @@
 """Live progress of searches in a notebook, as the `on_event` of `Solver.solve`."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 import time

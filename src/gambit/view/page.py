@@ -1,7 +1,5 @@
 """Puts a run's data and the page's assets into one HTML file."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

@@ -5,8 +5,6 @@ coloured when their traces have finished. The picture is an SVG that moves by CS
 moment, and shows the end wherever it stands still.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Token ids as the bytes they stand for, so that text can be cut at any token."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Every running trace owns one dense row, and the traces of one search share the s
 trace, not paged blocks: gathering keys through block tables costs a CPU more than half of its speed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field

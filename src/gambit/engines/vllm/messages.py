@@ -13,12 +13,10 @@ The way of a trace and of a step's results, hop by hop:
     front      VllmEngine.step         adds the tokens to the events: a StepBatch
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +154,7 @@ class RowValues:
     embeddings: Floats | None = None  # [rows, size]
     waited: float = 0.0  # seconds for which the host had nothing to do but wait for the device
 
-    def of_rows(self, rows: Sequence[int]) -> RowValues:
+    def of_rows(self, rows: Sequence[int]) -> Self:
         """Returns the values of these rows, in this order."""
         at = np.array(rows, np.int64)
         scores, confidences, greedy, embeddings = (

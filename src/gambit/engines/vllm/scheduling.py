@@ -1,7 +1,5 @@
 """Decisions and reports of Gambit's scheduler, step by step; `compat/scheduler.py` puts them into vLLM's."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """JSON schemas of answers: checked before an engine sees them, and held to by a grammar for each trace."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence
@@ -41,9 +39,8 @@ class SchemaChecker:
         self._of = model, vocab_size
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
-        self._known = lru_cache(MOST_KNOWN)(
-            self._try
-        )  # without the refused ones, whose time may be the machine's fault
+        # Without the refused ones, whose time may be the machine's fault.
+        self._known = lru_cache(MOST_KNOWN)(self._try)
 
     def check(self, schema: str) -> None:
         """Raises UserError for a schema that does not compile. The first call starts the process."""
@@ -81,7 +78,7 @@ class AnswerGrammars:
         self._of = model, vocab_size
         self._compiler: Any = None
 
-    def grammar(self, search: SearchSpec, stop_ids: list[int], inherited: Sequence[int]) -> AnswerGrammar:
+    def grammar(self, search: SearchSpec, stop_ids: list[int], inherited: Sequence[int]) -> "AnswerGrammar":
         """Returns a trace's grammar after the tokens that it inherits. The first of all loads the tokenizer."""
         import xgrammar
 

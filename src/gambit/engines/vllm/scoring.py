@@ -1,7 +1,5 @@
 """Scores and embeddings of a step's rows, computed on the device from their hidden states, and their tokens."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from bisect import bisect_left
@@ -75,7 +73,7 @@ class RowScoring:
         self,
         states: torch.Tensor,
         inner: list[torch.Tensor],
-        values: DeviceValues,
+        values: "DeviceValues",
         row_ids: Callable[[], list[str]],
         thoughts: ThoughtRows | None,
         *,

@@ -1,7 +1,5 @@
 """Starts vLLM with Gambit's scheduler and worker, and refuses options and scorers that cannot work there."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,12 +1,11 @@
 """The scheduler's table of traces: their thoughts, running scores and confidences, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gambit.engines.base import SearchSpec
 from gambit.engines.confidence import ConfidenceTracks, fold_thoughts
@@ -206,8 +205,6 @@ class TraceTable:
         if not self._scorer.info.needs_confidence:
             return [] if scores is None else scores[ended].tolist()
         # A scorer of confidences needs whole thoughts, and only here is known where a thought ends.
-        import torch
-
         confidences = torch.from_numpy(self._batch["thought_confidence"][ended]).float()
         if scores is not None and isinstance(self._scorer, SplitScorer):
             found = self._scorer.whole(torch.from_numpy(scores[ended]), confidences)

@@ -3,14 +3,12 @@
 A batch has problems drawn with right and wrong traces.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -174,7 +172,7 @@ class PackedRow:
     packing: Packing
 
     @classmethod
-    def of(cls, passages: Sequence[Passage], uses_flash: bool = False) -> PackedRow:
+    def of(cls, passages: Sequence[Passage], uses_flash: bool = False) -> Self:
         """Packs passages, on the CPU."""
         lengths = [len(each.tokens) for each in passages]
         starts = np.cumsum(lengths) - lengths
@@ -205,7 +203,7 @@ class TrainingPass:
     labels: Tensor  # [trace, place], zeros after the last one
 
     @classmethod
-    def of(cls, problems: Sequence[Ints], data: Dataset, uses_flash: bool = False) -> TrainingPass:
+    def of(cls, problems: Sequence[Ints], data: Dataset, uses_flash: bool = False) -> Self:
         """Packs the traces of problems with their labels, on the CPU."""
         traces = np.concatenate(problems)
         known = data.traces
@@ -221,7 +219,7 @@ class TrainingPass:
     def num_tokens(self) -> int:
         return len(self.row.tokens)
 
-    def pinned(self) -> TrainingPass:
+    def pinned(self) -> Self:
         """Returns the pass in memory that a GPU can read while the host goes on."""
         return moved(self, Tensor.pin_memory)
 

@@ -8,13 +8,11 @@ A 1.5B model also spends about a third of a pass on moving what peft and transfo
 layer multiplies and adds tensors as large as its output, each norm goes through float32 copies of its input.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +45,7 @@ class Packing:
     uses_flash: bool = False  # one kernel for sequences of all lengths, instead of one after the other
 
     @classmethod
-    def of(cls, lengths: Sequence[int], uses_flash: bool = False) -> Packing:
+    def of(cls, lengths: Sequence[int], uses_flash: bool = False) -> Self:
         """Lays out sequences of these lengths, on the CPU."""
         starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         return cls(torch.from_numpy(starts), list(lengths), uses_flash)

@@ -1,7 +1,5 @@
 """The settings of a verifier's training, and the verifier that it starts from: fresh, or trained before."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains a verifier within a time, watched by its ranking of held-out problems."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence

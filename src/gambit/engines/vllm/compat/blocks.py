@@ -1,7 +1,5 @@
 """The KV blocks of running requests, as vLLM's scheduler has them."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM's engine core behind its client, in this process or in one of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue
@@ -52,7 +50,7 @@ class VllmCore:
 
     # vLLM's process groups belong to the process: a core that is shut down would take them from the others in it, so
     # that only the last may.
-    _here: ClassVar[list[VllmCore]] = []
+    _here: ClassVar[list["VllmCore"]] = []
 
     def __init__(self, config: Any, *, own_process: bool) -> None:
         self._exact_noise = config.additional_config.exact_noise

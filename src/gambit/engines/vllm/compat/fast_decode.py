@@ -5,8 +5,6 @@ compares it field by field. vLLM hashes and caches blocks by counts, so that it 
 not done in one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy

@@ -1,7 +1,5 @@
 """vLLM's FlashAttention backend that can read shared prefixes once: a plan with each step, used where there is one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -177,10 +175,8 @@ class ForestImpl(FlashAttentionImpl):
 def split_cache(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns keys and values, [blocks, tokens, KV heads, width]: apart in older vLLM, side by side since."""
     if cache.dim() == 5:
-        keys, values = cache.unbind(1)
-    else:
-        keys, values = cache.transpose(1, 2).split(head_size, dim=-1)
-    return keys, values
+        return cache.unbind(1)
+    return cache.transpose(1, 2).split(head_size, dim=-1)
 
 
 class ForestBackend(FlashAttentionBackend):
@@ -225,7 +221,7 @@ class ForestSwitch:
             for builder, spec in zip(self._builders, specs, strict=True)
         ]
         sizes = {builder.headdim for builder in self._builders}
-        self._is_measured = sizes <= {*MEASURED_HEAD_SIZES} and len(self._builders) == num_kinds(runner)
+        self._is_measured = sizes <= {*MEASURED_HEAD_SIZES} and len(self._builders) == sum(map(len, runner.attn_groups))
         self.is_on = False
         self._rows: list[str] = []
         self._manager = getattr(runner, "cudagraph_manager", None)
@@ -286,10 +282,6 @@ class ForestSwitch:
                     f"forest attention differs from vLLM's by {error:.3f} of the result on random data (at most "
                     f"{MOST_ERROR}): use the engine option attention=stock, and report the versions"
                 )
-
-
-def num_kinds(runner: Any) -> int:
-    return sum(len(groups) for groups in runner.attn_groups)
 
 
 def _builders(runner: Any) -> list[Any]:

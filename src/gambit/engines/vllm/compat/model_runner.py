@@ -1,7 +1,5 @@
 """Reads vLLM's model runner between its forward pass and its sampler, and taps the sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

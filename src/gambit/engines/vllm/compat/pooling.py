@@ -1,7 +1,5 @@
 """vLLM as a pooling engine: the hidden state of each sequence's last token, with prefix caching."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM's schedulers with Gambit's rule of eviction, and one report per step instead of one output per request."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -94,10 +92,8 @@ class _GambitScheduling:
         request.sampling_params.extra_args = packed(message)  # unpacked once, for the workers too
         search = self._traces.add(request.request_id, message)
         if search.json_schema is not None:
-            stop_ids, inherited = (
-                request.sampling_params.stop_token_ids,
-                request.prompt_token_ids[message.prompt_tokens :],
-            )
+            stop_ids = request.sampling_params.stop_token_ids
+            inherited = request.prompt_token_ids[message.prompt_tokens :]
             self.structured_output_manager.backend = self._grammars
             request.structured_output_request = StructuredOutputRequest(None)
             request.structured_output_request.grammar = self._grammars.grammar(search, stop_ids, inherited)

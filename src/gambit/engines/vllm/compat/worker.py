@@ -1,7 +1,5 @@
 """vLLM's worker with Gambit's scorer on its device: scores of every row, sampling noise, copies of blocks."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
