@@ -21,7 +21,7 @@ NO_RELEASE = re.compile(r" No\s+release\s+is\s+on\s+a\s+package\s+index\s+yet(?:
 # What pages say before a release, and after it.
 WORDS = (
     (re.compile(r"pip install \."), f"pip install {PACKAGE}"),
-    (re.compile(r"pip install '\.\["), f"pip install '{PACKAGE}["),
+    (re.compile(r"pip install (?:-e )?'\.\["), f"pip install '{PACKAGE}["),
     (re.compile(r"Elsewhere, from a clone: "), "Elsewhere: "),
     (re.compile(r", from a clone: (?=`pip)"), ": "),
     (re.compile(r"(?<=install extras) from the clone: "), " by name: "),
