@@ -20,7 +20,7 @@ pip install -q uv
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     pip install -q --no-index --no-deps "$torch" 2>/dev/null || uv_install --torch-backend=cpu "$torch"
 fi
-[ "$purpose" != use ] || { uv_install -e .; exit 0; }
+[ "$purpose" != use ] || { uv_install -e '.[serve]'; exit 0; }
 [ "$purpose" != docs ] || { uv_install -e '.[docs]'; exit 0; }
 
 uv_install -e '.[dev]'

@@ -2,9 +2,11 @@
 
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 
 class GambitError(Exception):
@@ -30,11 +32,12 @@ class StorageError(GambitError):
 def install_line(extra: str) -> str:
     """Returns the command that installs an extra: from a clone, unless Gambit itself came from a package index."""
     try:
-        is_from_index = distribution("gambit-search").read_text("direct_url.json") is None  # else it names the origin
+        origin = distribution("gambit-search").read_text("direct_url.json")
     except PackageNotFoundError:  # a source tree on the path
-        is_from_index = False
-    source = f"'gambit-search[{extra}]'" if is_from_index else f"'.[{extra}]' in a clone of Gambit"
-    return f"pip install {source}"
+        origin = ""
+    if origin is None:
+        return f"pip install 'gambit-search[{extra}]'"
+    return f"pip install {'-e ' * ('editable' in origin)}'.[{extra}]' in a clone of Gambit"
 
 
 def first_line(error: BaseException) -> str:
@@ -43,10 +46,18 @@ def first_line(error: BaseException) -> str:
 
 
 def named(error: BaseException) -> str:
-    """Returns the message of an error raised on purpose, and the kind of any other before its message."""
+    """Returns the message of an error raised on purpose; of any other its kind, message and notes."""
     if isinstance(error, GambitError):
         return str(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{text} ({notes})" if notes else text
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the file and the line that raised an error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 def reason_of(error: Exception) -> str:

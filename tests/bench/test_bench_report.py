@@ -391,7 +391,7 @@ def test_the_sentence_claims_no_more_than_is_shown() -> None:
 def test_few_problems_are_no_finding_and_a_sentence_says_why_nothing_is_claimed() -> None:
     few = summary_of(two(8, (8, 8)), "sc", "gambit")
     assert headline(few) == (
-        "On b 8 problems are too few to tell: sc (voting) answers 100.0 % (63.1 to 100.0) right and gambit "
+        "On b 8 problems are too few to tell: sc (voting) answers 100.0 % (63.1 to 100.0) right, gambit "
         "100.0 % (63.1 to 100.0)."
     )
     assert all(line.endswith("8 problems: a claim takes 20).") for line in findings(few)) and findings(few)

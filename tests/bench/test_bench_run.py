@@ -326,11 +326,12 @@ def test_a_method_that_fails_everywhere_is_a_failure(base, tmp_path, monkeypatch
     words = [*base, "--limit", "2", "--policies", "sc,own_broken.py:Broken", "--out", str(tmp_path / "run")]
     code, out, err = bench(*words)
     assert code == 1 and "2 of 4 searches failed, the first because: KeyError: 7" in err
-    said = "own_broken.py:Broken failed in all of its 2 searches (KeyError: 7)."
-    assert (
-        said in " ".join(out.split()) and (tmp_path / "run" / "report.md").read_text().split("\n")[2] == f"**{said}**"
-    )
-    assert {row.error for row in read_rows(tmp_path / "run")} == {None, "KeyError: 7"}
+    line = next(number for number, text in enumerate(OWN.split("\n"), 1) if "{}[7]" in text)
+    error = f"KeyError: 7 (policy 'own_broken.py:Broken', step 0, own_broken.py:{line})"
+    said = f"own_broken.py:Broken failed in all of its 2 searches ({error})."
+    assert said in " ".join(out.split())
+    assert (tmp_path / "run" / "report.md").read_text().split("\n")[2] == f"**{said}**"
+    assert {row.error for row in read_rows(tmp_path / "run")} == {None, error}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gambit import events as ev
-from gambit.errors import UserError
+from gambit.errors import UserError, named
 from gambit.policies.base import Branch, Discard, Evict, Force, Prune, SplitIslands, Start, Wake
 from gambit.types import OnPressure, PoolSettings, PressureAction, StopReason
 from support.scripted import ScriptedEngine
@@ -73,6 +73,12 @@ def test_a_decision_that_cannot_be_carried_out_is_named(wrong):
 def test_what_decide_returns_is_a_pair(answer):
     found = failure_of(Deciding(lambda view: answer))
     assert found.startswith("policy 'sc', step 4: decide returned ") and found.endswith("[decision, …])")
+
+
+def test_an_error_in_a_policy_keeps_its_kind_and_names_policy_step_and_line():
+    with pytest.raises(ZeroDivisionError) as found:
+        run_one(ScriptedEngine(seed=0, finish_chance=0), SETTINGS, wrap=lambda _: Deciding(lambda view: 1 // 0))
+    assert re.fullmatch(r"ZeroDivisionError: .* \(policy 'sc', step 4, test_decisions.py:\d+\)", named(found.value))
 
 
 @table("wake", [None, 5, Wake(every_steps=0), Wake(every_steps=-1), Wake(every_steps=2.0), Wake(every_steps=True)])

@@ -307,10 +307,10 @@ def _headline_of(benchmark: str, summary: BenchSummary) -> str:
     name = "sc (voting)" if base.variant == "sc" else base.variant
     best = max(cells.values(), key=lambda cell: cell.accuracy.value)
     if best.num_problems < FEWEST_PROBLEMS:
-        rival = max((cell for cell in cells.values() if cell is not base), key=lambda cell: cell.accuracy.value)
         are = "problem is" if best.num_problems == 1 else "problems are"
+        others = [f"{cell.variant} {_per_cent(cell.accuracy)}" for cell in cells.values() if cell is not base]
         return (f"On {benchmark} {best.num_problems} {are} too few to tell: {name} answers {_per_cent(base.accuracy)} "
-                f"right and {rival.variant} {_per_cent(rival.accuracy)}.")  # fmt: skip
+                f"right, {', '.join(others)}.")  # fmt: skip
     if best.accuracy.value == base.accuracy.value:
         return f"On {benchmark} no method is right more often than {name}, {_per_cent(base.accuracy)}."
     pair = {best.variant, base.variant}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
-from gambit.errors import named
+from gambit.errors import named, place_of
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -207,7 +207,11 @@ class Search:
     def decide(self, at: int) -> Sequence[Decision]:
         """Returns the policy's decisions on the pool as it is."""
         view = self.pool.view(at, None if self._watch is None else self._watch.num_planned)
-        answer = self.policy.decide(self._policy_state, view)
+        try:
+            answer = self.policy.decide(self._policy_state, view)
+        except Exception as error:
+            error.add_note(f"policy {self._settings.policy!r}, step {at}, {place_of(error)}")
+            raise
         check_answer(self._settings.policy, answer, at)
         self._policy_state, decisions = answer
         return decisions
