@@ -106,8 +106,8 @@ class SolverParts:
         """Refuses a schema to which the engine does not hold answers."""
         check = getattr(self.engine, "check_schema", None)
         if check is None:
-            raise UserError(f"the engine {self.engine.info.name} holds no answers to a schema: use "
-                            "--engine vllm, or json_object and name the fields in the question")  # fmt: skip
+            raise UserError(f"the engine {self.engine.info.name} holds no answers to a schema: use an "
+                            "engine that does, or json_object and name the fields in the question")  # fmt: skip
         check(schema)
 
     def text_of(self, tokens: Sequence[int]) -> str:
