@@ -1,5 +1,6 @@
 """The errors that Gambit raises on purpose: a user's mistake, a failure of the machine, a warning."""
 
+import json
 import sys
 import time
 import traceback
@@ -34,10 +35,11 @@ def install_line(extra: str) -> str:
     try:
         origin = distribution("gambit-search").read_text("direct_url.json")
     except PackageNotFoundError:  # a source tree on the path
-        origin = ""
+        origin = "{}"
     if origin is None:
         return f"pip install 'gambit-search[{extra}]'"
-    return f"pip install {'-e ' * ('editable' in origin)}'.[{extra}]' in a clone of Gambit"
+    is_editable = json.loads(origin).get("dir_info", {}).get("editable", False)
+    return f"pip install {'-e ' if is_editable else ''}'.[{extra}]' in a clone of Gambit"
 
 
 def first_line(error: BaseException) -> str:

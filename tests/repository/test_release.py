@@ -44,6 +44,7 @@ def test_pages_claim_no_release_before_there_is_one_and_name_the_index_after(cop
 
 @pytest.mark.parametrize(("origin", "line"), [
     ('{"url": "file:///clone", "dir_info": {}}', "pip install '.[serve]' in a clone of Gambit"),
+    ('{"url": "file:///editable", "dir_info": {"editable": false}}', "pip install '.[serve]' in a clone of Gambit"),
     ('{"url": "file:///clone", "dir_info": {"editable": true}}', "pip install -e '.[serve]' in a clone of Gambit"),
     (None, "pip install 'gambit-search[serve]'"),
 ])  # fmt: skip
