@@ -404,7 +404,7 @@ def main() -> None:
     engines = Engines(options)
     sampler = Sampler(options, engines)
     engines.wait_until_ready()
-    record: dict[str, Any] = {"model": options.model, "engines": options.engines, "rows": options.rows}
+    record: dict[str, Any] = {"model": Path(options.model).name, "engines": options.engines, "rows": options.rows}
     if options.settled:
         settings = settled(options.settled)
     else:

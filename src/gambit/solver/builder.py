@@ -505,16 +505,10 @@ class LengthHistory:
             self._lengths.append(trace.num_tokens)
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
-        ended, counts = record.early_ends, record.counts
-        lengths = [trace.num_tokens for trace in record.tree.in_state(TraceState.FINISHED)]
-        found = []
-        if ended is not None and ended.are_most:
-            found.append(ended.sentence("the traces"))
-        elif reason := idle_reason(config, Outcome(counts.roots, counts.pruned, lengths, record.kv_share)):
-            found.append(f"{config.policy_name} cannot have worked: {reason}")
-        news = () if self._has_warned else WarnOnce().warn(found)
-        self._has_warned |= bool(news)
-        return news
+        if self._has_warned or (found := _nothing_to_do(record, config)) is None:
+            return ()
+        self._has_warned = True
+        return WarnOnce().warn([found])
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
         """Returns the defaults with the lengths of earlier runs, if there were any."""
@@ -524,3 +518,13 @@ class LengthHistory:
         if self._thoughts:
             preset = dataclasses.replace(preset, mean_thought_length=statistics.fmean(self._thoughts))
         return dataclasses.replace(defaults, preset=preset)
+
+
+def _nothing_to_do(record: SearchRecord, config: SearchConfig) -> str | None:
+    """Returns why the policy of a search had nothing to do, or None."""
+    ended, counts = record.early_ends, record.counts
+    if ended is not None and ended.are_most:
+        return ended.sentence("the traces")
+    lengths = [trace.num_tokens for trace in record.tree.in_state(TraceState.FINISHED)]
+    reason = idle_reason(config, Outcome(counts.roots, counts.pruned, lengths, record.kv_share))
+    return None if reason is None else f"{config.policy_name} cannot have worked: {reason}"
