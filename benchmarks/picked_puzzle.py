@@ -31,7 +31,7 @@ def main() -> None:
     with Solver("pawn") as solver:
         for seed in range(options.seeds):
             log: list[ev.Event] = []
-            plain = SearchConfig(policy="sc", vote="score", seed=seed)  # scores are kept, so that all votes can be taken
+            plain = SearchConfig(policy="sc", vote="score", seed=seed)  # keeps scores, for all votes
             solver.submit(problem, plain, on_event=log.append).result()
             tree = fold(log).tree
             votes = {kind: count_votes(ballots_of(tree, VoteKind(kind)), VoteKind(kind), str.__eq__) for kind in VOTES}
